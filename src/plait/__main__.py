@@ -1,0 +1,5 @@
+"""``python -m plait``."""
+
+from plait.cli import main
+
+main()

@@ -1,0 +1,68 @@
+"""What a policy is: a named function from planning data to an order, and how strictly the scheduler follows it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.errors import UsageError
+from plait.events import Capacity
+from plait.model.steptime import StepTime
+from plait.table import F64, I64, RequestTable
+from plait.tree.prefix import PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything a policy may look at. Estimated output lengths only: true ones are not reachable from here."""
+
+    table: RequestTable
+    tree: PrefixTree
+    expected_output_tokens: F64  # [n] current estimate, capped by max_tokens
+    capacity: Capacity
+    step_time: StepTime
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A queue and how it may be served."""
+
+    rows: I64  # [k] best first; each row of the view once
+    key: F64 | None = None  # [n] by row; smaller first. Needed where window > 1
+    window: int = 1
+    """How many waiting rows behind a head that does not fit may be tried (1 = strict)."""
+    kappa: float = 1.0
+    """A later row may overtake the head only if key[row] <= kappa * key[head]."""
+    throttle_prefill: bool = False
+    """Admit nothing while the prefill backlog is at least one step's chunk (keeps mean latency low under real step costs)."""
+
+
+OrderFunction = Callable[[View], Order]
+
+POLICIES: dict[str, str] = {
+    "fcfs": "plait.policy.orders:fcfs",
+    "random": "plait.policy.orders:random",
+    "dfs": "plait.policy.orders:dfs",
+}
+"""Name on the command line -> "module:function". Adaptive policies (dual-scan, blend) name a kernel of the scheduler."""
+
+
+def order_function(name: str) -> OrderFunction:
+    """The function behind a policy name. Raises UsageError listing near matches."""
+    if name not in POLICIES:
+        near = difflib.get_close_matches(name, POLICIES, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise UsageError(f"unknown policy '{name}'{hint} Known: {', '.join(sorted(POLICIES))}")
+    module, function = POLICIES[name].split(":")
+    found: OrderFunction = getattr(importlib.import_module(module), function)
+    return found
+
+
+def identity(n: int) -> I64:
+    """Rows 0..n-1, int64 [n]."""
+    return np.arange(n, dtype=np.int64)
