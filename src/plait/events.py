@@ -30,9 +30,9 @@ class Capacity:
     max_context_tokens: int = 0
     """Longest prompt + output of one request."""
     prefix_lookup_at_submit: bool = False
-    """True where a request only reuses prefixes already cached when it is submitted (OpenVINO, llama.cpp, HTTP servers):
-    the scheduler then sends one request of a prefix group first and the rest after its prefill. False where requests of
-    one batch share (the simulator, vLLM)."""
+    """True where a request only reuses prefixes that are cached when it is submitted (OpenVINO, llama.cpp, HTTP
+    servers): the scheduler then sends one request of a prefix group first and the rest after its prefill. False where
+    requests of one batch share (the simulator, vLLM)."""
     takes_prefill_budget: bool = False
     """True if the engine honours ``Decision.prefill_budget_tokens`` for its next step."""
     preempts_on_request: bool = False
@@ -147,15 +147,16 @@ class Engine(Protocol):
         """Constant after construction."""
 
     def submit(self, requests: Sequence[EngineRequest], prefill_budget_tokens: int | None = None) -> None:
-        """Queue requests in the given order. Never blocks on their execution. A request that the engine refuses comes
-        back as ``Failed``; nothing is raised for one request's sake. Raises EngineError if the engine itself is gone."""
+        """Queue requests in the given order; never blocks on their execution. A request that the engine refuses comes
+        back as ``Failed``: nothing is raised for one request's sake. Raises EngineError if the engine is gone."""
 
     def cancel(self, rows: Sequence[int]) -> None:
-        """Drop requests; each one that had not finished comes back as ``Preempted(requeue=True)``. Unknown rows are ignored."""
+        """Drop requests; each one that had not finished comes back as ``Preempted(requeue=True)``. Unknown rows are
+        ignored."""
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Events since the last call, oldest first; waits up to ``timeout_s`` for the first one. Every submitted request
-        ends in exactly one of Finished, Failed, Preempted(requeue=True). Raises EngineError if the engine died."""
+        """Events since the last call, oldest first; waits up to ``timeout_s`` for the first one. Every submitted
+        request ends in exactly one of Finished, Failed, Preempted(requeue=True). Raises EngineError if it died."""
 
     def now_s(self) -> float:
         """The engine's clock."""
