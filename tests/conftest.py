@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("plait", deadline=None)  # the first example may compile a kernel
+settings.load_profile("plait")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
