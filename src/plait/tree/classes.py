@@ -1,0 +1,100 @@
+"""Classes of requests that may be expected to answer at similar length: big subtrees, cut further by prompt length.
+
+The classes form a hierarchy. A class that has been seen too little leans on the one above it (``plait.lengths``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plait._numba import njit
+from plait.table import I32, I64
+from plait.tree.prefix import PrefixTree
+
+MOST_CLASSES = 256
+"""Bound on the leaves of the hierarchy: what depends on classes x grid stays cheap at any job size."""
+LENGTH_LEVELS = 4
+"""A subtree's rows are halved by prompt length up to this many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """c classes over n rows. Class 0 is the whole job; ``parent[c] < c``."""
+
+    of_row: I32  # [n] class of each row; always a leaf of the hierarchy
+    parent: I32  # [c] -1 for class 0
+    level: I32  # [c] 0: cut by prefix; 1 .. LENGTH_LEVELS: by prompt length, that many halvings deep
+    rows: I64  # [n] rows class by class, siblings side by side, by prompt length inside
+
+
+def cut_classes(tree: PrefixTree, prompt_tokens: I64) -> Classes:
+    """A subtree is a class of its own if it has at least sqrt(n) rows (n / MOST_CLASSES in big jobs) and differs from
+    the class above by as many: then neither the number of classes nor the rows in one starve the other."""
+    n = len(prompt_tokens)
+    least = max(1, math.isqrt(n), n // MOST_CLASSES)
+    node_class, parents = _significant(tree.parent, tree.row_end - tree.row_begin, least)
+    cutter = _Cutter(parents.tolist(), [0] * len(parents), least)
+    has_child = np.zeros(len(parents), np.bool_)
+    has_child[parents[1:]] = True
+    subtree = node_class[tree.node_of]
+    rows = np.lexsort((prompt_tokens, subtree)).astype(np.int64)
+    bounds = np.searchsorted(subtree[rows], np.arange(len(parents) + 1))
+    of_position = np.zeros(n, np.int32)
+    for c in range(len(parents)):
+        begin, end = int(bounds[c]), int(bounds[c + 1])
+        if begin < end:
+            top = cutter.add(c, 0) if has_child[c] else c  # what is left of a subtree beside its own classes
+            cutter.halve(prompt_tokens[rows[begin:end]], top, of_position[begin:end])
+    of_row = np.empty(n, np.int32)
+    of_row[rows] = of_position
+    return Classes(of_row, np.array(cutter.parent, np.int32), np.array(cutter.level, np.int32), rows)
+
+
+@dataclass(slots=True)
+class _Cutter:
+    """The hierarchy while it grows."""
+
+    parent: list[int] = field(default_factory=list)
+    level: list[int] = field(default_factory=list)
+    least: int = 1
+
+    def add(self, parent: int, level: int) -> int:
+        """A new class below ``parent``; returns its number."""
+        self.parent.append(parent)
+        self.level.append(level)
+        return len(self.parent) - 1
+
+    def halve(self, prompt_tokens: I64, top: int, of_position: I32) -> None:
+        """Cut rows sorted by prompt length at the median, again and again; writes the class of each position."""
+        todo = [(0, len(prompt_tokens), top, 0)]
+        while todo:
+            begin, end, above, level = todo.pop()
+            of_position[begin:end] = above
+            if level == LENGTH_LEVELS or end - begin < 2 * self.least:
+                continue
+            middle = int(np.searchsorted(prompt_tokens[begin:end], prompt_tokens[(begin + end) // 2])) + begin
+            if min(middle - begin, end - middle) < self.least // 2 or middle == begin:
+                continue  # (almost) all prompts are of one length
+            todo.append((middle, end, self.add(above, level + 1), level + 1))
+            todo.append((begin, middle, self.add(above, level + 1), level + 1))
+
+
+@njit
+def _significant(parent: I32, n_rows: I64, least: int) -> tuple[I32, I32]:
+    """Class of every node, int32 [m], and the class above each class, int32 [c]."""
+    node_class = np.zeros(len(parent), np.int32)
+    above = np.full(len(parent), -1, np.int32)
+    rows = np.zeros(len(parent), np.int64)
+    rows[0] = n_rows[0]
+    count = 1
+    for v in range(1, len(parent)):
+        c = node_class[parent[v]]
+        if n_rows[v] >= least and rows[c] - n_rows[v] >= least:
+            above[count], rows[count] = c, n_rows[v]
+            c = count
+            count += 1
+        node_class[v] = c
+    return node_class, above[:count].copy()
