@@ -39,7 +39,13 @@ class Order:
     kappa: float = 1.0
     """A later row may overtake the head only if key[row] <= kappa * key[head]."""
     throttle_prefill: bool = False
-    """Admit nothing while the prefill backlog is at least one step's chunk (keeps mean latency low under real step costs)."""
+    """Admit nothing while the prefill backlog is at least one step's chunk (keeps mean latency low under real step
+    costs)."""
+    right: I64 | None = None
+    """Rows of the memory-heavy side, best first, for kernels that serve two sides; ``rows`` is then the compute-heavy
+    one. A row may stand in both: whichever side comes first takes it."""
+    kernel: str = "queue"
+    """Decision kernel of the scheduler: "queue", "dual-scan" or "blend"."""
 
 
 OrderFunction = Callable[[View], Order]
@@ -48,8 +54,10 @@ POLICIES: dict[str, str] = {
     "fcfs": "plait.policy.orders:fcfs",
     "random": "plait.policy.orders:random",
     "dfs": "plait.policy.orders:dfs",
+    "dual-scan": "plait.policy.dualscan:dual_scan",
+    "blend": "plait.policy.blend:blend",
 }
-"""Name on the command line -> "module:function". Adaptive policies (dual-scan, blend) name a kernel of the scheduler."""
+"""Name on the command line -> "module:function". Adaptive policies (dual-scan, blend) name a kernel in their Order."""
 
 
 def order_function(name: str) -> OrderFunction:

@@ -1,0 +1,2 @@
+"""The scheduler's state and its compiled decisions; ``plait.scheduler`` and ``plait.simulate`` drive the same
+functions."""
