@@ -50,6 +50,9 @@ class EngineRequest:
     """Prompt token ids, int32 [prompt_tokens], where the job was tokenised; None where the engine tokenises itself."""
     max_tokens: int
     """Cap on generated tokens per sequence, resolved (never missing)."""
+    affinity: int = -1
+    """Requests with equal numbers share a prefix worth caching (a tree node below the root); engines of several servers
+    keep them together. -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)
