@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "simulate": CORE,
     "plan": CORE | {"simulate"},
     "drive": {"scheduler", "events"},
-    "data": {"table", "tree", "events"},
+    "data": {"table", "tree", "events", "model"},
     "engine": {"events", "table", "model", "data"},
     "report": {"events", "table"},
 }

@@ -1,12 +1,12 @@
-"""The planner's cost of requests: BlendServe's compute seconds, memory seconds and compute density (arXiv 2411.16102 §3).
+"""The planner's cost of requests: BlendServe's compute seconds, memory seconds and compute density (arXiv 2411.16102).
 
-Every function is plain arithmetic on ``Cost``, so it takes numbers and NumPy arrays alike and gives the same values; the
-constants are three floats, so compiled code takes a ``Cost`` as it is.
+Every function is plain arithmetic on ``Cost``, so it takes numbers and NumPy arrays alike and gives the same values;
+the constants are three floats, so compiled code takes a ``Cost`` as it is.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -31,8 +31,8 @@ class Cost(NamedTuple):
 
 
 def cost_of(device: Device, model: Model, tp: int = 1, compute: float = 0.0, bandwidth: float = 0.0) -> Cost:
-    """Cost constants of ``tp`` devices. ``compute``, ``bandwidth``: FLOP/s and B/s of one device where the vendor's peak is
-    not wanted. Tensor parallelism scales both; a pipeline leaves density unchanged. Raises UsageError if tp < 1."""
+    """Cost constants of ``tp`` devices. ``compute``, ``bandwidth``: FLOP/s and B/s of one device where the vendor's
+    peak is not wanted. Tensor parallelism scales both; a pipeline leaves density unchanged. Raises UsageError if tp < 1."""
     if tp < 1:
         raise UsageError(f"tp is {tp}; a whole number >= 1 is needed")
     eight_bit = model.weight_bytes == 1.0 and device.flops_8bit > 0
@@ -46,18 +46,18 @@ def cost_of(device: Device, model: Model, tp: int = 1, compute: float = 0.0, ban
 
 
 def comp_s(cost: Cost, prompt_tokens: N, output_tokens: N) -> N:
-    """Comp(r) = (2 (p + d) P + 4 p² H L) / compute, in seconds. Shapes broadcast."""
-    return comp_beyond_s(cost, 0.0, prompt_tokens, output_tokens)
+    """Comp(r) = (2 (p + d) P + 4 p² H L) / compute, in seconds."""
+    return cost.token_s * (prompt_tokens + output_tokens) + cost.pair_s * (prompt_tokens * prompt_tokens)
 
 
-def comp_beyond_s(cost: Cost, cached_tokens: float | F64, prompt_tokens: N, output_tokens: N) -> N:
-    """Comp of what is left of a request whose first ``cached_tokens`` prompt tokens are computed by another one.
+def prefill_comp_s(cost: Cost, cached_tokens: N, prompt_tokens: N) -> N:
+    """Comp of the prompt tokens behind the first ``cached_tokens`` ones, which another request computes.
 
-    Telescopes along a path of the prefix tree: the parts of a split prompt add up to the whole, so a shared segment from
-    token a to token b costs ``comp_beyond_s(cost, a, b, 0)`` once, however many requests use it.
+    Telescopes along a path of the prefix tree: the parts of a split prompt add up to the whole, so a shared segment
+    from token a to token b costs ``prefill_comp_s(cost, a, b)`` once, however many requests use it.
     """
     pairs = prompt_tokens * prompt_tokens - cached_tokens * cached_tokens
-    return cost.token_s * (prompt_tokens - cached_tokens + output_tokens) + cost.pair_s * pairs
+    return cost.token_s * (prompt_tokens - cached_tokens) + cost.pair_s * pairs
 
 
 def mem_s(cost: Cost, prompt_tokens: N, output_tokens: N) -> N:
@@ -65,11 +65,16 @@ def mem_s(cost: Cost, prompt_tokens: N, output_tokens: N) -> N:
     return cost.kv_read_s * (prompt_tokens * output_tokens + output_tokens * output_tokens / 2)
 
 
-def density(comp: N, mem: N) -> N:
+@overload
+def density(comp: float, mem: float) -> float: ...
+@overload
+def density(comp: F64, mem: F64) -> F64: ...
+def density(comp: float | F64, mem: float | F64) -> float | F64:
     """ρ = Comp / Mem, of a request or of sums over a set; inf where no memory time is spent."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.asarray(np.where(np.asarray(mem) > 0, np.asarray(comp) / np.asarray(mem), np.inf))
-    return ratio if isinstance(comp, np.ndarray) or isinstance(mem, np.ndarray) else float(ratio)  # type: ignore[return-value]
+    if not isinstance(mem, np.ndarray):
+        return comp / mem if mem > 0 else np.inf
+    ratio: F64 = np.full(np.shape(mem), np.inf)
+    return np.divide(comp, mem, out=ratio, where=mem > 0)
 
 
 def set_density(cost: Cost, prompt_tokens: F64, output_tokens: F64, sharing: float = 0.0) -> float:

@@ -1,7 +1,7 @@
 """Devices and models by name: the figures that every cost, step time and memory size is derived from.
 
-A model row is its Hugging Face ``config.json`` reduced to the keys that matter, so a row by name and a config from disk go
-through the same arithmetic. The source of every figure is listed in ``docs/hardware.md``.
+A model row is its Hugging Face ``config.json`` reduced to the keys that matter, so a row by name and a config from disk
+go through the same arithmetic. The source of every figure is listed in ``docs/hardware.md``.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def device(name: str) -> Device:
 def model(name: str | Path | Mapping[str, Any], weights: str = "bf16", kv: str | None = None) -> Model:
     """Model by row name, by path of an HF ``config.json`` (or the folder that holds it), or from a parsed config.
 
-    ``weights``, ``kv``: data types (keys of DTYPE_BYTES); KV is kept in 16 bits unless said otherwise. Raises UsageError
-    for an unknown name or type, InputError for a config that lacks something.
+    ``weights``, ``kv``: data types (keys of DTYPE_BYTES); KV is kept in 16 bits unless said otherwise. Raises
+    UsageError for an unknown name or type, InputError for a config that lacks something.
     """
     found = _model(name)
     return replace(found, weight_bytes=_dtype_bytes(weights), kv_bytes=_dtype_bytes(kv or "bf16"))

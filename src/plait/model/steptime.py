@@ -1,12 +1,12 @@
 """How long one engine step takes: sequential or overlapped, from a handful of constants.
 
-Apart from ``plait.model.cost`` on purpose: the planner ranks requests with the paper's cost equations, the simulator and
-the ETA use what a machine does.
+Apart from ``plait.model.cost`` on purpose: the planner ranks requests with the paper's cost equations, the simulator
+and the ETA use what a machine does.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,7 @@ from plait._numba import njit
 from plait.errors import UsageError
 from plait.model.rows import Device
 from plait.model.specs import Model, device, kv_bytes_per_token, model
-from plait.table import F64, I64
-
-Mode = Literal["overlapped", "sequential"]
+from plait.table import F64
 
 INTERFERENCE = 0.15
 """Share of the hidden side's time that an overlapped step still loses (research.md §A; benchmarks/gpu_overlap.py)."""
@@ -27,7 +25,8 @@ STEP_OVERHEAD_S = 1.5e-3
 class StepTime(NamedTuple):
     """Constants of one engine on one machine. A NamedTuple of floats, so compiled code takes it as it is.
 
-    compute = max(gemm_s_per_token x (prefill + decode tokens), weights_s) + prefill_attn_s x (prefill token x context pairs)
+    compute = max(gemm_s_per_token x (prefill + decode tokens), weights_s)
+              + prefill_attn_s x (prefill token, context token) pairs
     memory  = kv_read_s_per_token x (KV tokens read by decodes)
     network = comm_s_per_token x (prefill + decode tokens)
     fixed   = overhead_s + decode_seq_s x decoding sequences
@@ -55,9 +54,9 @@ class StepTime(NamedTuple):
 def step_s(
     st: StepTime, prefill_tokens: float, prefill_context_pairs: float, decode_seqs: float, decode_kv_tokens: float
 ) -> float:
-    """Seconds of one step: ``prefill_tokens`` new prompt tokens that attend to ``prefill_context_pairs`` (token, context
-    token) pairs together, and ``decode_seqs`` sequences that read ``decode_kv_tokens`` of KV together. Compiled: kernels
-    call it. A step without work takes no time."""
+    """Seconds of one step: ``prefill_tokens`` new prompt tokens that attend to ``prefill_context_pairs`` (token,
+    context token) pairs, and ``decode_seqs`` sequences that read ``decode_kv_tokens`` of KV together. Compiled: kernels call
+    it. A step without work takes no time."""
     tokens = prefill_tokens + decode_seqs
     if tokens <= 0:
         return 0.0
@@ -73,7 +72,7 @@ def step_s(
 def steps_s(
     st: StepTime, prefill_tokens: F64, prefill_context_pairs: F64, decode_seqs: F64, decode_kv_tokens: F64
 ) -> F64:
-    """``step_s`` of many steps, float64 [k]; the arguments are float64 [k] or numbers. Same values as the scalar form."""
+    """``step_s`` of many steps, float64 [k]; arguments are float64 [k] or numbers. Same values as the scalar form."""
     tokens = np.asarray(prefill_tokens + decode_seqs, np.float64)
     compute = np.maximum(st.gemm_s_per_token * tokens, st.weights_s) + st.prefill_attn_s * prefill_context_pairs
     memory = st.kv_read_s_per_token * decode_kv_tokens
@@ -84,12 +83,9 @@ def steps_s(
     return np.where(tokens > 0, busy + st.overhead_s + st.decode_seq_s * decode_seqs, 0.0)
 
 
-@overload
-def chunk_pairs(context_tokens: float, chunk_tokens: float) -> float: ...
-@overload
-def chunk_pairs(context_tokens: I64, chunk_tokens: I64) -> F64: ...
-def chunk_pairs(context_tokens: float | I64, chunk_tokens: float | I64) -> float | F64:
-    """(token, context token) pairs of a causal prefill chunk behind ``context_tokens``: c · a + a (a + 1) / 2."""
+@njit
+def chunk_pairs(context_tokens: float, chunk_tokens: float) -> float:
+    """(token, context token) pairs of a causal chunk of a tokens behind c others: c · a + a (a + 1) / 2. Compiled."""
     return chunk_tokens * context_tokens + chunk_tokens * (chunk_tokens + 1) / 2
 
 
