@@ -81,12 +81,12 @@ class Scheduler:
             case Step():
                 self._step(event)
             case Started():
-                moves.start(self.state, event.row)
+                moves.start(self.state.c, event.row)
             case Progress():
-                moves.progress(self.state, event.row, event.output_tokens)
+                moves.progress(self.state.c, event.row, event.output_tokens)
                 self._planner.observe(event.row, event.output_tokens, finished=False)
             case Preempted():
-                moves.preempt(self.state, event.row, event.lost_tokens, event.requeue)
+                moves.preempt(self.state.c, event.row, event.lost_tokens, event.requeue)
             case Finished():
                 self._done(event.row)
                 if event.status_code == 200 and event.output_tokens > 0:
@@ -101,10 +101,10 @@ class Scheduler:
 
     def _done(self, row: int) -> None:
         if self.state.rows["status"][row] != DONE:
-            moves.finish(self.state, row)
+            moves.finish(self.state.c, row)
 
     def _step(self, step: Step) -> None:
         c = self._counts
         c["has_steps"] = 1
         c["backlog"] = max(0, int(c["backlog"]) - step.prefill_tokens)
-        moves.advance(self.state)
+        moves.advance(self.state.c)

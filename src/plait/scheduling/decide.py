@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from plait._numba import njit
 from plait.scheduling.queues import decide_queue
-from plait.scheduling.state import State
+from plait.scheduling.state import Records
 from plait.table import I64
 
 QUEUE, DUAL_SCAN, BLEND = 0, 1, 2
 
 
 @njit
-def decide(s: State, out: I64) -> tuple[int, int, int]:
+def decide(c: Records, out: I64) -> tuple[int, int, int]:
     """(rows admitted: ``out[:k]``, rows to preempt: ``out[len - j:]``, prefill budget of the next step or -1)."""
-    return decide_queue(s, out), 0, -1
+    return decide_queue(c, out), 0, -1

@@ -6,7 +6,7 @@ nodes in KV always form a tree with the root, and a walk from a row upwards may 
 from __future__ import annotations
 
 from plait._numba import njit
-from plait.scheduling.state import CACHED, COLD, COMPUTING, Records, State
+from plait.scheduling.state import CACHED, COLD, COMPUTING, Records, nodes_of, rows_of
 
 
 @njit
@@ -16,12 +16,12 @@ def blocks(tokens: int, block: int) -> int:
 
 
 @njit
-def uncached(s: State, row: int) -> tuple[int, int]:
+def uncached(c: Records, row: int) -> tuple[int, int]:
     """(shared tokens that the row would have to prefill, cached tokens it would pin that are evictable now)."""
-    nodes = s.nodes
+    nodes = nodes_of(c)
     cold = 0
     pinned = 0
-    v = s.rows[row].node
+    v = rows_of(c)[row].node
     while v > 0 and nodes[v].refs == 0:
         if nodes[v].state == COLD:
             cold += nodes[v].segment
@@ -38,51 +38,47 @@ def free_tokens(c: Records) -> int:
 
 
 @njit
-def _lru_push(s: State, v: int) -> None:
-    c = s.scalars[0]
-    s.nodes[v].prev = c.lru_newest
-    s.nodes[v].next = -1
+def _lru_push(c: Records, v: int) -> None:
+    nodes_of(c)[v].prev = c.lru_newest
+    nodes_of(c)[v].next = -1
     if c.lru_newest >= 0:
-        s.nodes[c.lru_newest].next = v
+        nodes_of(c)[c.lru_newest].next = v
     else:
         c.lru_oldest = v
     c.lru_newest = v
-    c.kv_evictable += s.nodes[v].segment
+    c.kv_evictable += nodes_of(c)[v].segment
 
 
 @njit
-def _lru_remove(s: State, v: int) -> None:
-    c = s.scalars[0]
-    before, after = s.nodes[v].prev, s.nodes[v].next
+def _lru_remove(c: Records, v: int) -> None:
+    before, after = nodes_of(c)[v].prev, nodes_of(c)[v].next
     if before >= 0:
-        s.nodes[before].next = after
+        nodes_of(c)[before].next = after
     else:
         c.lru_oldest = after
     if after >= 0:
-        s.nodes[after].prev = before
+        nodes_of(c)[after].prev = before
     else:
         c.lru_newest = before
-    c.kv_evictable -= s.nodes[v].segment
+    c.kv_evictable -= nodes_of(c)[v].segment
 
 
 @njit
-def evict(s: State, tokens: int) -> None:
+def evict(c: Records, tokens: int) -> None:
     """Drop unreferenced prefixes, least recently used first, until ``tokens`` are free or none is left."""
-    c = s.scalars[0]
     while c.capacity - c.kv_nodes - c.kv_private < tokens and c.lru_oldest >= 0:
         v = c.lru_oldest
-        _lru_remove(s, v)
-        s.nodes[v].state = COLD
-        c.kv_nodes -= s.nodes[v].segment
+        _lru_remove(c, v)
+        nodes_of(c)[v].state = COLD
+        c.kv_nodes -= nodes_of(c)[v].segment
 
 
 @njit
-def acquire(s: State, row: int) -> int:
+def acquire(c: Records, row: int) -> int:
     """Reference the row's nodes; cold ones become its to compute. Returns shared tokens it must prefill."""
-    c = s.scalars[0]
-    nodes = s.nodes
+    nodes = nodes_of(c)
     cold = 0
-    v = s.rows[row].node
+    v = rows_of(c)[row].node
     while v > 0:
         nodes[v].refs += 1
         if nodes[v].refs > 1:
@@ -92,17 +88,17 @@ def acquire(s: State, row: int) -> int:
             nodes[v].owner = row
             cold += nodes[v].segment
         else:
-            _lru_remove(s, v)
+            _lru_remove(c, v)
         v = nodes[v].parent
     c.kv_nodes += cold
     return cold
 
 
 @njit
-def mark_computed(s: State, row: int) -> None:
+def mark_computed(c: Records, row: int) -> None:
     """The row's prefill is done: the nodes it computed can be reused by anyone."""
-    nodes = s.nodes
-    v = s.rows[row].node
+    nodes = nodes_of(c)
+    v = rows_of(c)[row].node
     while v > 0 and nodes[v].state == COMPUTING and nodes[v].owner == row:
         nodes[v].state = CACHED
         nodes[v].owner = -1
@@ -110,10 +106,10 @@ def mark_computed(s: State, row: int) -> None:
 
 
 @njit
-def mark_computed_above(s: State, row: int) -> None:
+def mark_computed_above(c: Records, row: int) -> None:
     """Nodes this row still owned and others reference count as cached (see ``release``)."""
-    nodes = s.nodes
-    v = s.rows[row].node
+    nodes = nodes_of(c)
+    v = rows_of(c)[row].node
     while v > 0:
         if nodes[v].state == COMPUTING and nodes[v].owner == row:
             nodes[v].state = CACHED
@@ -124,12 +120,11 @@ def mark_computed_above(s: State, row: int) -> None:
 
 
 @njit
-def release(s: State, row: int) -> None:
+def release(c: Records, row: int) -> None:
     """Drop the row's references; nodes nobody needs stay cached until evicted. A node still being computed for this row
     vanishes with it, unless others wait for it: then it counts as cached, since one of them computes it."""
-    c = s.scalars[0]
-    nodes = s.nodes
-    v = s.rows[row].node
+    nodes = nodes_of(c)
+    v = rows_of(c)[row].node
     holding = True
     while v > 0 and holding:
         mine = nodes[v].state == COMPUTING and nodes[v].owner == row
@@ -141,7 +136,7 @@ def release(s: State, row: int) -> None:
             nodes[v].owner = -1
             c.kv_nodes -= nodes[v].segment
         else:
-            _lru_push(s, v)
+            _lru_push(c, v)
         v = nodes[v].parent
     if not holding:
-        mark_computed_above(s, row)
+        mark_computed_above(c, row)

@@ -6,19 +6,18 @@ from __future__ import annotations
 from plait._numba import njit
 from plait.scheduling import profile
 from plait.scheduling.kv import acquire, blocks, evict, mark_computed, release
-from plait.scheduling.state import DECODE, DONE, LEFT, PREFILL, WAITING, State
+from plait.scheduling.state import DECODE, DONE, LEFT, PREFILL, WAITING, Records, back_of, phase_of, rows_of
 
 
 @njit
-def _link(s: State, row: int, side: int) -> None:
-    c = s.scalars[0]
-    r = s.rows[row]
+def _link(c: Records, row: int, side: int) -> None:
+    r = rows_of(c)[row]
     r.side = side
     tail = c.tail_left if side == LEFT else c.tail_right
     r.prev = tail
     r.next = -1
     if tail >= 0:
-        s.rows[tail].next = row
+        rows_of(c)[tail].next = row
     if side == LEFT:
         c.tail_left = row
     else:
@@ -26,13 +25,12 @@ def _link(s: State, row: int, side: int) -> None:
 
 
 @njit
-def _unlink(s: State, row: int) -> None:
-    c = s.scalars[0]
-    r = s.rows[row]
+def _unlink(c: Records, row: int) -> None:
+    r = rows_of(c)[row]
     if r.prev >= 0:
-        s.rows[r.prev].next = r.next
+        rows_of(c)[r.prev].next = r.next
     if r.next >= 0:
-        s.rows[r.next].prev = r.prev
+        rows_of(c)[r.next].prev = r.prev
     elif r.side == LEFT:
         c.tail_left = r.prev
     else:
@@ -42,15 +40,14 @@ def _unlink(s: State, row: int) -> None:
 
 
 @njit
-def admit(s: State, row: int, side: int, profiled: bool) -> None:
+def admit(c: Records, row: int, side: int, profiled: bool) -> None:
     """A waiting row becomes a prefilling one and takes its KV: its cold nodes, its private prompt, room for one
     token."""
-    c = s.scalars[0]
-    r = s.rows[row]
-    cold = acquire(s, row)
+    r = rows_of(c)[row]
+    cold = acquire(c, row)
     tokens = r.private + r.kept + 1
     allocated = blocks(tokens, c.block)
-    evict(s, allocated)
+    evict(c, allocated)
     c.kv_private += allocated
     r.need = max(1, cold + r.private + r.kept)
     c.node_tokens += cold
@@ -61,26 +58,25 @@ def admit(s: State, row: int, side: int, profiled: bool) -> None:
     c.now_seq += 1
     c.waiting -= 1
     c.prefilling += 1
-    _link(s, row, side)
+    _link(c, row, side)
     if profiled:
-        profile.add(s, row, 1.0)
+        profile.add(c, row, 1.0)
 
 
 @njit
-def start(s: State, row: int) -> None:
+def start(c: Records, row: int) -> None:
     """Prefill done, first token there. Without Step events the backlog falls here."""
-    c = s.scalars[0]
-    r = s.rows[row]
+    r = rows_of(c)[row]
     if r.status != PREFILL:
         return
-    mark_computed(s, row)
+    mark_computed(c, row)
     r.status = DECODE
     g = r.kept + 1
     r.base = c.step - g
     c.prefilling -= 1
     c.decoding += 1
     c.decode_context += r.prompt + g
-    s.phase[(r.base - r.private) % c.block] += 1
+    phase_of(c)[(r.base - r.private) % c.block] += 1
     if not c.has_steps:
         c.backlog -= r.need
     if c.prefilling == 0:
@@ -89,45 +85,42 @@ def start(s: State, row: int) -> None:
 
 
 @njit
-def advance(s: State) -> None:
+def advance(c: Records) -> None:
     """Every decoding row gets one token."""
-    c = s.scalars[0]
-    c.kv_private += c.block * s.phase[c.step % c.block]
+    c.kv_private += c.block * phase_of(c)[c.step % c.block]
     c.decode_context += c.decoding
     c.step += 1
 
 
 @njit
-def progress(s: State, row: int, output_tokens: int) -> None:
+def progress(c: Records, row: int, output_tokens: int) -> None:
     """The engine says how many tokens the row has: correct the estimate."""
-    c = s.scalars[0]
-    r = s.rows[row]
+    r = rows_of(c)[row]
     if r.status == PREFILL:
-        start(s, row)
+        start(c, row)
     if r.status != DECODE:
         return
     known = c.step - r.base
     if known == output_tokens:
         return
-    s.phase[(r.base - r.private) % c.block] -= 1
+    phase_of(c)[(r.base - r.private) % c.block] -= 1
     c.kv_private += blocks(r.private + output_tokens, c.block) - blocks(r.private + known, c.block)
     c.decode_context += output_tokens - known
     r.base = c.step - output_tokens
-    s.phase[(r.base - r.private) % c.block] += 1
+    phase_of(c)[(r.base - r.private) % c.block] += 1
 
 
 @njit
-def _leave(s: State, row: int) -> int:
+def _leave(c: Records, row: int) -> int:
     """Take a running row out of every sum. Returns its generated tokens."""
-    c = s.scalars[0]
-    r = s.rows[row]
-    g = profile.generated(s, row)
+    r = rows_of(c)[row]
+    g = profile.generated(c, row)
     if r.profiled >= 0:
-        profile.add(s, row, -1.0)
+        profile.add(c, row, -1.0)
     if r.status == DECODE:
         c.kv_private -= blocks(r.private + g, c.block)
         c.decode_context -= r.prompt + g
-        s.phase[(r.base - r.private) % c.block] -= 1
+        phase_of(c)[(r.base - r.private) % c.block] -= 1
         c.decoding -= 1
     else:
         c.kv_private -= blocks(r.private + r.kept + 1, c.block)
@@ -136,23 +129,22 @@ def _leave(s: State, row: int) -> int:
             c.backlog -= r.need
         if c.prefilling == 0:
             c.backlog = 0
-    _unlink(s, row)
-    release(s, row)
+    _unlink(c, row)
+    release(c, row)
     c.events += 1
     return int(g)
 
 
 @njit
-def finish(s: State, row: int) -> None:
+def finish(c: Records, row: int) -> None:
     """The row has its answer, or has failed for good."""
-    c = s.scalars[0]
-    r = s.rows[row]
+    r = rows_of(c)[row]
     if r.status == DONE:
         return
     if r.status == PREFILL:
-        mark_computed(s, row)
+        mark_computed(c, row)
     if r.status == PREFILL or r.status == DECODE:
-        _leave(s, row)
+        _leave(c, row)
     elif r.status == WAITING:
         c.waiting -= 1
     r.status = DONE
@@ -161,23 +153,22 @@ def finish(s: State, row: int) -> None:
 
 
 @njit
-def preempt(s: State, row: int, lost_tokens: int, requeue: bool) -> None:
+def preempt(c: Records, row: int, lost_tokens: int, requeue: bool) -> None:
     """The row's KV is gone. It waits in front of its queue (``requeue``), or in the engine to be prefilled again."""
-    c = s.scalars[0]
-    r = s.rows[row]
+    r = rows_of(c)[row]
     if r.status != PREFILL and r.status != DECODE:
         return
     side = r.side
     profiled = r.profiled >= 0
-    r.kept = max(0, _leave(s, row) - lost_tokens)
+    r.kept = max(0, _leave(c, row) - lost_tokens)
     c.preemptions += 1
     c.waiting += 1
     r.status = WAITING
     if not requeue:
-        admit(s, row, side, profiled)
+        admit(c, row, side, profiled)
     elif side == LEFT:
-        s.back[0, c.back_left] = row
+        back_of(c)[0, c.back_left] = row
         c.back_left += 1
     else:
-        s.back[1, c.back_right] = row
+        back_of(c)[1, c.back_right] = row
         c.back_right += 1

@@ -11,9 +11,9 @@ import numpy as np
 from plait.events import Decision
 from plait.policy.base import Order, View, order_function
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
-from plait.scheduling.profile import refresh
+from plait.scheduling.profile import chances, refresh
 from plait.scheduling.state import WAITING, longest_output, new_state
-from plait.table import F64, I64
+from plait.table import I64
 
 if TYPE_CHECKING:
     from plait.lengths import Lengths
@@ -32,15 +32,10 @@ class Planner:
         self._view = view
         self._lengths = lengths
         self._order_of = order_function(policy)
-        state = new_state(view.table, view.tree, view.capacity, view.step_time, arrived=True)
-        state.rows["cls"] = lengths.classes
-        self.state = state._replace(
-            expected=np.array(view.expected_output_tokens, np.float64),
-            survival=np.ascontiguousarray(lengths.survival),
-            grid=lengths.grid_tokens.astype(np.float64),
-            tau=_instants(longest_output(view.table.max_tokens, view.expected_output_tokens), len(state.tau)),
-            key=np.zeros(view.table.n),
-        )
+        horizon = longest_output(view.table.max_tokens, view.expected_output_tokens)
+        self.state = new_state(view.table, view.tree, view.capacity, view.step_time, len(lengths.survival), horizon)
+        self.state.rows["cls"] = lengths.classes
+        self._take_lengths()
         scalars = self.state.scalars[0]
         scalars["exact"] = lengths.exact
         scalars["spread"] = 0.0 if lengths.exact else 1.0
@@ -59,6 +54,10 @@ class Planner:
         self._lengths.observe_rows(rows, output_tokens)
         self._observed += len(rows)
 
+    def until_replan(self) -> int:
+        """Answers that may still come in before the next plan; a huge number if there will be none."""
+        return 1 << 60 if self._lengths.exact else max(1, self._next_replan - self._observed)
+
     def replan_if_due(self) -> None:
         """Refresh the estimates and order the waiting rows anew when enough answers have come in."""
         if self._observed >= self._next_replan and not self._lengths.exact:
@@ -69,10 +68,14 @@ class Planner:
     def refresh_lengths(self) -> None:
         """New survival curves and expectations from all answers so far."""
         self._lengths.refresh()
-        self.state.survival[:] = self._lengths.survival
-        self.state.expected[:] = self._lengths.expected
-        refresh(self.state)
+        self._take_lengths()
+        refresh(self.state.c)
         self.state.scalars[0]["events"] += 1
+
+    def _take_lengths(self) -> None:
+        self.state.expected[:] = self._lengths.expected
+        if not self._lengths.exact:
+            self.state.alive[:] = chances(self._lengths.survival, self._lengths.grid_tokens, self.state.tau)
 
     def replan(self) -> None:
         """Fill the queues with the waiting rows in the policy's order, the length sample first."""
@@ -94,7 +97,7 @@ class Planner:
 
     def decide(self, out: I64) -> Decision:
         """The kernel's decision as plain data; ``out`` is scratch."""
-        admitted, preempted, budget = decide(self.state, out)
+        admitted, preempted, budget = decide(self.state.c, out)
         return Decision(
             admit=out[:admitted].copy(),
             preempt=out[len(out) - preempted :].copy(),
@@ -108,8 +111,3 @@ class Planner:
         sampled[self._sample] = True
         here = sampled[rows]
         return np.concatenate((rows[here], rows[~here]))
-
-
-def _instants(horizon: float, points: int) -> F64:
-    """0, then steps from 1 to ``horizon`` at a constant ratio, float64 [points]."""
-    return np.concatenate(([0.0], np.geomspace(1.0, max(2.0, horizon), points - 1)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from plait._numba import njit
 from plait.scheduling import profile
 from plait.scheduling.moves import admit
-from plait.scheduling.state import COMPUTING, LEFT, WAITING, State
+from plait.scheduling.state import COMPUTING, LEFT, WAITING, Records, back_of, key_of, nodes_of, queue_of, rows_of
 from plait.table import I64
 
 GATE_WINDOW = 4096
@@ -16,12 +16,12 @@ GATE_WINDOW = 4096
 
 
 @njit
-def gated(s: State, row: int) -> bool:
+def gated(c: Records, row: int) -> bool:
     """A node of the row is being prefilled by another one, and the engine would not share it."""
-    if not s.scalars[0].gate:
+    if not c.gate:
         return False
-    nodes = s.nodes
-    v = s.rows[row].node
+    nodes = nodes_of(c)
+    v = rows_of(c)[row].node
     while v > 0:
         if nodes[v].state == COMPUTING and nodes[v].segment > 0:
             return True
@@ -30,12 +30,11 @@ def gated(s: State, row: int) -> bool:
 
 
 @njit
-def skip_taken(s: State, side: int) -> None:
+def skip_taken(c: Records, side: int) -> None:
     """Move the queue's head to its first waiting row."""
-    c = s.scalars[0]
     head = c.head_left if side == LEFT else c.head_right
     size = c.size_left if side == LEFT else c.size_right
-    while head < size and s.rows[s.queue[side, head]].status != WAITING:
+    while head < size and rows_of(c)[queue_of(c)[side, head]].status != WAITING:
         head += 1
     if side == LEFT:
         c.head_left = head
@@ -44,95 +43,89 @@ def skip_taken(s: State, side: int) -> None:
 
 
 @njit
-def peek(s: State, side: int) -> int:
+def peek(c: Records, side: int) -> int:
     """First waiting row of a side, requeued rows first; -1 if none."""
-    c = s.scalars[0]
     if side == LEFT:
-        while c.back_left > 0 and s.rows[s.back[0, c.back_left - 1]].status != WAITING:
+        while c.back_left > 0 and rows_of(c)[back_of(c)[0, c.back_left - 1]].status != WAITING:
             c.back_left -= 1
         if c.back_left > 0:
-            return int(s.back[0, c.back_left - 1])
-        skip_taken(s, LEFT)
-        return int(s.queue[0, c.head_left]) if c.head_left < c.size_left else -1
-    while c.back_right > 0 and s.rows[s.back[1, c.back_right - 1]].status != WAITING:
+            return int(back_of(c)[0, c.back_left - 1])
+        skip_taken(c, LEFT)
+        return int(queue_of(c)[0, c.head_left]) if c.head_left < c.size_left else -1
+    while c.back_right > 0 and rows_of(c)[back_of(c)[1, c.back_right - 1]].status != WAITING:
         c.back_right -= 1
     if c.back_right > 0:
-        return int(s.back[1, c.back_right - 1])
-    skip_taken(s, 1)
-    return int(s.queue[1, c.head_right]) if c.head_right < c.size_right else -1
+        return int(back_of(c)[1, c.back_right - 1])
+    skip_taken(c, 1)
+    return int(queue_of(c)[1, c.head_right]) if c.head_right < c.size_right else -1
 
 
 @njit
-def fits(s: State, row: int) -> bool:
+def fits(c: Records, row: int) -> bool:
     """Now, and in expectation later; a row alone needs only the former."""
-    c = s.scalars[0]
-    if not profile.fits_now(s, row):
+    if not profile.fits_now(c, row):
         return False
-    return c.prefilling + c.decoding == 0 or profile.fits_later(s, row, 0.0)
+    return c.prefilling + c.decoding == 0 or profile.fits_later(c, row, 0.0)
 
 
 @njit
-def may_take_prefill(s: State) -> bool:
+def may_take_prefill(c: Records) -> bool:
     """There is room in the next steps for more prefill: engines that form their steps from a queue of ours need only
     one chunk waiting; more would hold KV that no step reads."""
-    c = s.scalars[0]
     return bool(not (c.throttle or c.budgeted) or c.backlog < c.chunk)
 
 
 @njit
-def decide_queue(s: State, out: I64) -> int:
+def decide_queue(c: Records, out: I64) -> int:
     """Admit from the left queue while rows fit. Fills ``out``; returns how many."""
-    c = s.scalars[0]
     count = 0
-    profile.refresh_if_stale(s)
+    profile.refresh_if_stale(c)
     if c.blocked == c.events:
         return 0
-    while count < len(out) and c.prefilling + c.decoding < c.max_seqs and may_take_prefill(s):
-        head = peek(s, LEFT)
+    while count < len(out) and c.prefilling + c.decoding < c.max_seqs and may_take_prefill(c):
+        head = peek(c, LEFT)
         if head < 0:
             break
         row = head
-        if gated(s, head):
-            row = _pass_gated(s)
-        elif not fits(s, head):
-            row = _overtaker(s, head) if c.window > 1 else -1
+        if gated(c, head):
+            row = _pass_gated(c)
+        elif not fits(c, head):
+            row = _overtaker(c, head) if c.window > 1 else -1
         if row < 0:
             c.blocked = c.events
             break
-        admit(s, row, LEFT, True)
+        admit(c, row, LEFT, True)
         out[count] = row
         count += 1
     return count
 
 
 @njit
-def _pass_gated(s: State) -> int:
+def _pass_gated(c: Records) -> int:
     """First row behind a gated head that may go, if less than a chunk is being prefilled; -1 if none."""
-    c = s.scalars[0]
     if c.chunk < (1 << 59) and c.backlog >= c.chunk:
         return -1
-    skip_taken(s, LEFT)
+    skip_taken(c, LEFT)
     end = min(c.size_left, c.head_left + GATE_WINDOW)
     for i in range(c.head_left, end):
-        row = s.queue[0, i]
-        if s.rows[row].status == WAITING and not gated(s, row):
-            return int(row) if fits(s, row) else -1
+        row = queue_of(c)[0, i]
+        if rows_of(c)[row].status == WAITING and not gated(c, row):
+            return int(row) if fits(c, row) else -1
     return -1
 
 
 @njit
-def _overtaker(s: State, head: int) -> int:
+def _overtaker(c: Records, head: int) -> int:
     """First of the next ``window`` waiting rows that fits and whose key is at most kappa x the head's; -1 if none."""
-    c = s.scalars[0]
-    skip_taken(s, LEFT)
+    skip_taken(c, LEFT)
     seen = 0
     i = c.head_left
     while i < c.size_left and seen < c.window:
-        row = s.queue[0, i]
+        row = queue_of(c)[0, i]
         i += 1
-        if s.rows[row].status != WAITING or row == head:
+        if rows_of(c)[row].status != WAITING or row == head:
             continue
         seen += 1
-        if s.key[row] <= c.kappa * s.key[head] and not gated(s, row) and fits(s, row):
+        if key_of(c)[row] <= c.kappa * key_of(c)[head] and not gated(c, row) and fits(c, row):
             return int(row)
     return -1

@@ -1,4 +1,4 @@
-"""Everything the scheduler knows, as three record arrays and a few columns that compiled code takes as they are.
+"""Everything the scheduler knows, as record arrays and a few columns that compiled code takes as they are.
 
 One record a row, one a tree node, and one record of scalars: a decision touches a cache line a row, and no Python
 object. Token counts are exact mirrors of an engine that pages its KV in blocks of ``block`` tokens and keeps prefixes
@@ -6,12 +6,15 @@ at node granularity; for engines that report less they are estimates, corrected 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from plait._numba import njit
 from plait.events import Capacity
 from plait.model.steptime import StepTime
+from plait.scheduling.pointer import carray, pointer
 from plait.table import F64, I32, I64, NO_LIMIT, RequestTable
 from plait.tree.prefix import PrefixTree
 
@@ -108,82 +111,115 @@ _FACTS = [
     "overhead_s",
     "context_per_prefill_token",  # moving average of Step.prefill_context_tokens / prefill_tokens
 ]
-SCALARS = np.dtype([(name, "i8") for name in _COUNTS + _LIMITS] + [(name, "f8") for name in _FACTS], align=True)
+_COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "phase"]
+_SIZES = ["n", "m", "classes"]
+SCALARS = np.dtype(
+    [(name, "i8") for name in _COUNTS + _LIMITS + _SIZES]
+    + [(f"at_{name}", "i8") for name in _COLUMNS]
+    + [(name, "f8") for name in _FACTS],
+    align=True,
+)
+"""Sums, limits and the addresses of the columns. Compiled functions take this one record, ``c``: a pointer. (Passing
+the arrays themselves costs a dozen atomic reference counts a call, ten times the work of most decisions.)"""
 
 TAU_POINTS = 24
 """Future instants at which the expected footprint is watched."""
 
 
-class State(NamedTuple):
-    """n rows, m nodes, C length classes, G points of their curves, T = TAU_POINTS."""
+AGE_BINS = 84
+"""Ages at which chances of survival are kept: four an octave, from 0 to 2**20 tokens."""
 
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The arrays behind a ``c`` record: n rows, m nodes, C length classes, T = TAU_POINTS. Keeps them alive."""
+
+    scalars: Records  # SCALARS [1]
     rows: Records  # ROW [n]
     nodes: Records  # NODE [m]
-    scalars: Records  # SCALARS [1]
     queue: I32  # [2, n] rows of each side, best first; entries that are not WAITING any more are skipped
     back: I32  # [2, n] stacks of requeued rows
-    key: F64  # [n] overtaking key (window > 1), else [1]
+    key: F64  # [n] overtaking key (window > 1)
     expected: F64  # [n] expected output tokens
-    survival: F64  # [C, G] share of a class's outputs longer than grid[g] tokens
-    grid: F64  # [G]
+    alive: F64  # [C, AGE_BINS, T] chance that a row of class c and that age is alive tau steps later
     tau: F64  # [T] steps from now, ascending, tau[0] == 0
     mean: F64  # [T] expected private KV tokens of the profiled rows at now + tau
     variance: F64  # [T] its variance
     phase: I64  # [block] decoding rows that need a block at steps congruent to the index
 
+    @property
+    def c(self) -> Records:
+        """The record that compiled functions take."""
+        return self.scalars[0]
 
-def new_state(table: RequestTable, tree: PrefixTree, capacity: Capacity, step_time: StepTime, arrived: bool) -> State:
-    """A state with every row waiting (``arrived``) or absent, empty queues and no length estimates yet."""
+
+def new_state(
+    table: RequestTable, tree: PrefixTree, capacity: Capacity, step_time: StepTime, classes: int, horizon: float
+) -> State:
+    """A state with every row waiting, empty queues and no length estimates yet. ``horizon``: steps that the profile of
+    future memory looks ahead."""
     n, block = table.n, max(1, capacity.block_tokens)
-    rows = np.zeros(n, ROW)
+    state = State(
+        scalars=np.zeros(1, SCALARS),
+        rows=_row_records(table, tree, block),
+        nodes=_node_records(tree, block),
+        queue=np.zeros((2, n), np.int32),
+        back=np.zeros((2, n), np.int32),
+        key=np.zeros(n),
+        expected=np.ones(n),
+        alive=np.zeros((classes, AGE_BINS, TAU_POINTS)),
+        tau=np.concatenate(([0.0], np.geomspace(1.0, max(2.0, horizon), TAU_POINTS - 1))),
+        mean=np.zeros(TAU_POINTS),
+        variance=np.zeros(TAU_POINTS),
+        phase=np.zeros(block, np.int64),
+    )
+    values = {
+        "waiting": n,
+        "capacity": capacity.kv_tokens or UNLIMITED,
+        "block": block,
+        "max_seqs": capacity.max_num_seqs or UNLIMITED,
+        "chunk": capacity.max_batched_tokens or UNLIMITED,
+        "gate": capacity.prefix_lookup_at_submit,
+        "budgeted": capacity.takes_prefill_budget,
+        "window": 1,
+        "kappa": 1.0,
+        "gemm_s": step_time.gemm_s_per_token,
+        "weights_s": step_time.weights_s,
+        "prefill_attn_s": step_time.prefill_attn_s,
+        "kv_read_s": step_time.kv_read_s_per_token,
+        "overhead_s": step_time.overhead_s,
+        "n": n,
+        "m": tree.n_nodes,
+        "classes": classes,
+    }
+    for name in ("lru_oldest", "lru_newest", "tail_left", "tail_right", "blocked"):
+        values[name] = -1
+    for name in _COLUMNS:
+        values[f"at_{name}"] = getattr(state, name).ctypes.data
+    for name, value in values.items():
+        state.scalars[name] = value
+    return state
+
+
+def _row_records(table: RequestTable, tree: PrefixTree, block: int) -> Records:
+    """ROW [n], all waiting."""
+    rows = np.zeros(table.n, ROW)
+    rows["node"] = tree.node_of
+    rows["prompt"] = table.prompt_tokens
+    rows["private"] = table.prompt_tokens - (tree.prefix_tokens // block * block)[tree.node_of]
+    rows["limit"] = np.minimum(table.max_tokens, np.iinfo(np.int32).max // 2)
+    rows["prev"] = rows["next"] = rows["profiled"] = -1
+    return rows
+
+
+def _node_records(tree: PrefixTree, block: int) -> Records:
+    """NODE [m], none in KV."""
     nodes = np.zeros(tree.n_nodes, NODE)
     shared_end = tree.prefix_tokens // block * block
     nodes["parent"] = tree.parent
     nodes["segment"][1:] = shared_end[1:] - shared_end[tree.parent[1:]]
     nodes["owner"] = nodes["prev"] = nodes["next"] = -1
-    rows["node"] = tree.node_of
-    rows["prompt"] = table.prompt_tokens
-    rows["private"] = table.prompt_tokens - shared_end[tree.node_of]
-    rows["limit"] = np.minimum(table.max_tokens, np.iinfo(np.int32).max // 2)
-    rows["prev"] = rows["next"] = rows["profiled"] = -1
-    rows["status"] = WAITING if arrived else ABSENT
-    scalars = np.zeros(1, SCALARS)
-    scalars["waiting"] = n if arrived else 0
-    for name in ("lru_oldest", "lru_newest", "tail_left", "tail_right"):
-        scalars[name] = -1
-    scalars["blocked"] = -1
-    scalars["capacity"] = capacity.kv_tokens or UNLIMITED
-    scalars["block"] = block
-    scalars["max_seqs"] = capacity.max_num_seqs or UNLIMITED
-    scalars["chunk"] = capacity.max_batched_tokens or UNLIMITED
-    scalars["gate"] = capacity.prefix_lookup_at_submit
-    scalars["budgeted"] = capacity.takes_prefill_budget
-    scalars["window"] = 1
-    scalars["kappa"] = 1.0
-    for ours, theirs in (
-        ("gemm_s", step_time.gemm_s_per_token),
-        ("weights_s", step_time.weights_s),
-        ("prefill_attn_s", step_time.prefill_attn_s),
-        ("kv_read_s", step_time.kv_read_s_per_token),
-        ("overhead_s", step_time.overhead_s),
-    ):
-        scalars[ours] = theirs
-    empty = np.zeros((2, n), np.int32)
-    return State(
-        rows=rows,
-        nodes=nodes,
-        scalars=scalars,
-        queue=empty,
-        back=empty.copy(),
-        key=np.zeros(1),
-        expected=np.ones(n),
-        survival=np.ones((1, 1)),
-        grid=np.zeros(1),
-        tau=np.zeros(TAU_POINTS),
-        mean=np.zeros(TAU_POINTS),
-        variance=np.zeros(TAU_POINTS),
-        phase=np.zeros(block, np.int64),
-    )
+    return nodes
 
 
 def longest_output(limits: I64, expected: F64) -> float:
@@ -191,3 +227,69 @@ def longest_output(limits: I64, expected: F64) -> float:
     bounded = limits[limits < NO_LIMIT]
     horizon = float(expected.max(initial=1.0)) * 16.0
     return min(horizon, float(bounded.max())) if len(bounded) == len(limits) and len(bounded) else horizon
+
+
+@njit
+def rows_of(c: Records) -> Records:
+    """ROW [n]"""
+    return carray(pointer(c.at_rows), c.n, ROW)
+
+
+@njit
+def nodes_of(c: Records) -> Records:
+    """NODE [m]"""
+    return carray(pointer(c.at_nodes), c.m, NODE)
+
+
+@njit
+def queue_of(c: Records) -> I32:
+    """int32 [2, n]"""
+    return carray(pointer(c.at_queue), (2, c.n), np.int32)
+
+
+@njit
+def back_of(c: Records) -> I32:
+    """int32 [2, n]"""
+    return carray(pointer(c.at_back), (2, c.n), np.int32)
+
+
+@njit
+def key_of(c: Records) -> F64:
+    """float64 [n]"""
+    return carray(pointer(c.at_key), c.n, np.float64)
+
+
+@njit
+def expected_of(c: Records) -> F64:
+    """float64 [n]"""
+    return carray(pointer(c.at_expected), c.n, np.float64)
+
+
+@njit
+def alive_of(c: Records) -> F64:
+    """float64 [C, AGE_BINS, T]"""
+    return carray(pointer(c.at_alive), (c.classes, AGE_BINS, TAU_POINTS), np.float64)
+
+
+@njit
+def tau_of(c: Records) -> F64:
+    """float64 [T]"""
+    return carray(pointer(c.at_tau), TAU_POINTS, np.float64)
+
+
+@njit
+def mean_of(c: Records) -> F64:
+    """float64 [T]"""
+    return carray(pointer(c.at_mean), TAU_POINTS, np.float64)
+
+
+@njit
+def variance_of(c: Records) -> F64:
+    """float64 [T]"""
+    return carray(pointer(c.at_variance), TAU_POINTS, np.float64)
+
+
+@njit
+def phase_of(c: Records) -> I64:
+    """int64 [block]"""
+    return carray(pointer(c.at_phase), c.block, np.int64)
