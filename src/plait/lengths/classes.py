@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plait._numba import njit
-from plait.table import I32, I64
+from plait.table import F64, I32, I64
 from plait.tree.prefix import PrefixTree
 
-MOST_CLASSES = 256
+MOST_CLASSES = 1024
 """Bound on the leaves of the hierarchy: what depends on classes x grid stays cheap at any job size."""
+PREFIX_LEVELS = 3
+"""Classes cut by prefix count as level 0, 1 or 2 by depth; deeper ones as 2."""
 LENGTH_LEVELS = 4
-"""A subtree's rows are halved by prompt length up to this many times."""
+"""A subtree's rows are halved by prompt length up to this many times: levels 3 to 6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,26 @@ class Classes:
 
     of_row: I32  # [n] class of each row; always a leaf of the hierarchy
     parent: I32  # [c] -1 for class 0
-    level: I32  # [c] 0: cut by prefix; 1 .. LENGTH_LEVELS: by prompt length, that many halvings deep
+    level: I32  # [c] how it was cut: below PREFIX_LEVELS by prefix, from there on by prompt length
     rows: I64  # [n] rows class by class, siblings side by side, by prompt length inside
+
+    def counts(self) -> F64:
+        """Rows of each class and the classes below it, float64 [c]."""
+        count = np.bincount(self.of_row, minlength=len(self.parent)).astype(np.float64)
+        for c in range(len(count) - 1, 0, -1):
+            count[self.parent[c]] += count[c]
+        return count
 
 
 def cut_classes(tree: PrefixTree, prompt_tokens: I64) -> Classes:
-    """A subtree is a class of its own if it has at least sqrt(n) rows (n / MOST_CLASSES in big jobs) and differs from
-    the class above by as many: then neither the number of classes nor the rows in one starve the other."""
+    """A subtree is a class of its own if it has at least sqrt(n) / 4 rows (n / MOST_CLASSES in big jobs) and differs
+    from the class above by as many; halves by prompt length must have sqrt(n)."""
     n = len(prompt_tokens)
-    least = max(1, math.isqrt(n), n // MOST_CLASSES)
+    least = max(1, math.isqrt(n) // 4, n // MOST_CLASSES)
     node_class, parents = _significant(tree.parent, tree.row_end - tree.row_begin, least)
-    cutter = _Cutter(parents.tolist(), [0] * len(parents), least)
+    cutter = _Cutter(max(least, math.isqrt(n)))
+    for above in parents.tolist():
+        cutter.add(above, 0 if above <= 0 else min(cutter.level[above] + 1, PREFIX_LEVELS - 1))
     has_child = np.zeros(len(parents), np.bool_)
     has_child[parents[1:]] = True
     subtree = node_class[tree.node_of]
@@ -46,7 +57,8 @@ def cut_classes(tree: PrefixTree, prompt_tokens: I64) -> Classes:
     for c in range(len(parents)):
         begin, end = int(bounds[c]), int(bounds[c + 1])
         if begin < end:
-            top = cutter.add(c, 0) if has_child[c] else c  # what is left of a subtree beside its own classes
+            # what is left of a subtree beside its own classes is a class beside them
+            top = cutter.add(c, cutter.level[cutter.parent.index(c)]) if has_child[c] else c
             cutter.halve(prompt_tokens[rows[begin:end]], top, of_position[begin:end])
     of_row = np.empty(n, np.int32)
     of_row[rows] = of_position
@@ -57,9 +69,9 @@ def cut_classes(tree: PrefixTree, prompt_tokens: I64) -> Classes:
 class _Cutter:
     """The hierarchy while it grows."""
 
+    least: int
     parent: list[int] = field(default_factory=list)
     level: list[int] = field(default_factory=list)
-    least: int = 1
 
     def add(self, parent: int, level: int) -> int:
         """A new class below ``parent``; returns its number."""
@@ -69,17 +81,17 @@ class _Cutter:
 
     def halve(self, prompt_tokens: I64, top: int, of_position: I32) -> None:
         """Cut rows sorted by prompt length at the median, again and again; writes the class of each position."""
-        todo = [(0, len(prompt_tokens), top, 0)]
+        todo = [(0, len(prompt_tokens), top, PREFIX_LEVELS)]
         while todo:
             begin, end, above, level = todo.pop()
             of_position[begin:end] = above
-            if level == LENGTH_LEVELS or end - begin < 2 * self.least:
+            if level == PREFIX_LEVELS + LENGTH_LEVELS or end - begin < 2 * self.least:
                 continue
             middle = int(np.searchsorted(prompt_tokens[begin:end], prompt_tokens[(begin + end) // 2])) + begin
             if min(middle - begin, end - middle) < self.least // 2 or middle == begin:
                 continue  # (almost) all prompts are of one length
-            todo.append((middle, end, self.add(above, level + 1), level + 1))
-            todo.append((begin, middle, self.add(above, level + 1), level + 1))
+            todo.append((middle, end, self.add(above, level), level + 1))
+            todo.append((begin, middle, self.add(above, level), level + 1))
 
 
 @njit

@@ -1,0 +1,191 @@
+"""The estimates of one job: classes, sample plan, observations, and BlendServe's own rule to compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from plait._numba import njit
+from plait.errors import InputError, UsageError
+from plait.lengths.classes import PREFIX_LEVELS, Classes, cut_classes
+from plait.lengths.survival import (
+    PRIOR_TOKENS,
+    UNSEEN,
+    LengthState,
+    expected_tokens,
+    grid,
+    observe,
+    observe_rows,
+    refit,
+    remaining,
+)
+from plait.table import F64, I32, I64, RequestTable
+from plait.tree.prefix import PrefixTree
+
+SAMPLE_FRACTION = 0.01
+"""Share of a job that is run first to learn its lengths (BlendServe: 1 %); its answers are kept."""
+
+
+class Lengths:
+    """Output-length estimates of one job. True lengths enter through ``observe`` or ``known`` only."""
+
+    def __init__(self, table: RequestTable, classes: Classes, seed: int = 0) -> None:
+        n, c, at = table.n, len(classes.parent), grid()
+        self.state = LengthState(
+            classes=classes.of_row,
+            max_tokens=table.max_tokens,
+            parent=classes.parent,
+            level=classes.level,
+            class_rows=classes.counts(),
+            grid_tokens=at,
+            seen=np.full(n, UNSEEN, np.int64),
+            finished=np.zeros((c, len(at))),
+            finished_tokens=np.zeros((c, len(at))),
+            running=np.zeros((c, len(at))),
+            running_part=np.zeros((c, len(at))),
+            survival=np.zeros((c, len(at))),
+            centre=np.zeros((c, len(at))),
+            area=np.zeros((c, len(at))),
+        )
+        self._rows_by_class = classes.rows
+        self._seed = seed
+        self._expected: F64 | None = None
+        self._known: I64 | None = None
+        refit(self.state)
+
+    @staticmethod
+    def unknown(table: RequestTable, tree: PrefixTree, seed: int = 0) -> Lengths:
+        """Nothing seen yet: every row has the prior until rows are observed."""
+        return Lengths(table, cut_classes(tree, table.prompt_tokens), seed)
+
+    @staticmethod
+    def sampled(
+        table: RequestTable,
+        tree: PrefixTree,
+        output_tokens_of: Callable[[I64], I64],
+        fraction: float = SAMPLE_FRACTION,
+        seed: int = 0,
+    ) -> Lengths:
+        """After the sample has run: ``output_tokens_of(rows)`` returns the true lengths of the planned rows only."""
+        lengths = Lengths.unknown(table, tree, seed)
+        rows = lengths.sample_rows(fraction)
+        lengths.observe_rows(rows, output_tokens_of(rows))
+        lengths.refresh()
+        return lengths
+
+    @staticmethod
+    def known(table: RequestTable, output_tokens: I64, seed: int = 0) -> Lengths:
+        """True lengths, given away. Rows of one length bin form a class whose curve drops in that bin."""
+        if len(output_tokens) != table.n:
+            raise InputError(f"{len(output_tokens)} output lengths for {table.n} rows")
+        true = np.minimum(np.maximum(np.asarray(output_tokens, np.int64), 1), table.max_tokens)
+        bins, of_row = np.unique(np.searchsorted(grid(), true), return_inverse=True)
+        c = len(bins) + 1
+        parent, level = np.zeros(c, np.int32), np.zeros(c, np.int32)
+        parent[0] = -1
+        rows = np.argsort(true, kind="stable")
+        lengths = Lengths(table, Classes((of_row + 1).astype(np.int32), parent, level, rows), seed)
+        lengths._know(true)
+        return lengths
+
+    def _know(self, true: I64) -> None:
+        state = self.state
+        self._known, self._expected = true, true.astype(np.float64)
+        for c in range(1, len(state.parent)):
+            own = true[state.classes == c]
+            state.survival[c] = (state.grid_tokens < own.min()).astype(np.float64)
+            state.centre[c] = own.mean()
+            state.area[c] = np.minimum(state.grid_tokens, own.mean())
+
+    @property
+    def exact(self) -> bool:
+        """Whether the lengths are known."""
+        return self._known is not None
+
+    @property
+    def classes(self) -> I32:
+        """Class of each row, int32 [n]."""
+        return self.state.classes
+
+    @property
+    def grid_tokens(self) -> I64:
+        """Tokens at which curves are kept, int64 [g]."""
+        return self.state.grid_tokens
+
+    @property
+    def survival(self) -> F64:
+        """P(answer longer than ``grid_tokens``) of each class, float64 [c, g]; changed in place by ``refresh``."""
+        return self.state.survival
+
+    @property
+    def expected(self) -> F64:
+        """Expected output tokens of each row, float64 [n], at most its ``max_tokens``; computed when first asked for
+        after a ``refresh``. A row that has been observed keeps the expectation of its class."""
+        if self._expected is None:
+            self._expected = expected_tokens(self.state)
+        return self._expected
+
+    def expected_remaining(self, row: int, generated: int) -> float:
+        """Expected further tokens of a row that has produced ``generated`` and goes on."""
+        if self._known is not None:
+            return float(max(1, self._known[row] - generated))
+        return remaining(self.state, row, generated)
+
+    def sample_rows(self, fraction: float = SAMPLE_FRACTION) -> I64:
+        """Rows to run first, int64 [k]: every (1 / fraction)-th of the rows sorted by class and prompt length, from a
+        random start, so each class is met in proportion; then one row of each class cut by prefix that was missed."""
+        if not 0 < fraction <= 1:
+            raise UsageError(f"sample fraction is {fraction}; a number above 0 and at most 1 is needed")
+        rows, state = self._rows_by_class, self.state
+        n = len(rows)
+        if n == 0:
+            return np.zeros(0, np.int64)
+        rng = np.random.default_rng(self._seed)
+        k = min(n, max(1, math.ceil(fraction * n)))
+        picked = rows[((np.arange(k) + rng.random()) * (n / k)).astype(np.int64)]
+        top = np.arange(len(state.parent))
+        for c in range(1, len(top)):
+            if state.level[c] >= PREFIX_LEVELS:
+                top[c] = top[state.parent[c]]
+        of_row = top[state.classes]
+        by_chance = rng.permutation(n)
+        classes, first = np.unique(of_row[by_chance], return_index=True)
+        missed = by_chance[first[~np.isin(classes, of_row[picked])]]
+        return np.concatenate((picked, missed))
+
+    def observe(self, row: int, output_tokens: int, finished: bool) -> None:
+        """A row has produced ``output_tokens`` so far. O(1); estimates change at the next ``refresh``."""
+        observe(self.state, row, output_tokens, finished)
+
+    def observe_rows(self, rows: I64, output_tokens: I64, finished: bool = True) -> None:
+        """``observe`` for many rows at once."""
+        observe_rows(self.state, rows, output_tokens, finished)
+
+    def refresh(self) -> None:
+        """Recompute curves and estimates from all that was observed. O(classes x grid). Known lengths stay."""
+        if self._known is None:
+            refit(self.state)
+            self._expected = None
+
+
+def paper_estimate(tree: PrefixTree, sample_rows: I64, sample_tokens: I64) -> F64:
+    """BlendServe's rule, float64 [n]: a row gets the mean of the sampled answers in its subtree; a subtree without a
+    sample takes its sibling's, that is the mean of the nearest subtree above that has one."""
+    total, count = np.zeros(tree.n_nodes), np.zeros(tree.n_nodes)
+    np.add.at(total, tree.node_of[sample_rows], sample_tokens)
+    np.add.at(count, tree.node_of[sample_rows], 1.0)
+    _subtree_means(tree.parent, total, count)
+    return total[tree.node_of]
+
+
+@njit
+def _subtree_means(parent: I32, total: F64, count: F64) -> None:
+    """Turn per-node sums into subtree means, in place; without a sample the mean above."""
+    for v in range(len(parent) - 1, 0, -1):
+        total[parent[v]] += total[v]
+        count[parent[v]] += count[v]
+    total[0] = total[0] / count[0] if count[0] > 0 else PRIOR_TOKENS
+    for v in range(1, len(parent)):
+        total[v] = total[v] / count[v] if count[v] > 0 else total[parent[v]]

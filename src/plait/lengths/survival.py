@@ -1,0 +1,242 @@
+"""Survival curves of output lengths per class, from finished, running and cut-off answers.
+
+S(t) = P(answer longer than t tokens) is the Kaplan-Meier curve of the answers seen, where running answers and those cut
+off by ``max_tokens`` count as censored, shrunk towards the curve of the class above: that curve counts like ``weight``
+answers more (Susarla & Van Ryzin 1976: the mean of a Dirichlet process after censored observations). The weight is not
+a setting but estimated: variance inside classes over variance between them (credibility, Buhlmann 1967).
+
+Everything here is compiled and works on ``LengthState``, so that compiled loops (the simulator) may call it too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from plait._numba import njit
+from plait.lengths.classes import PREFIX_LEVELS
+from plait.table import F64, I32, I64
+
+PRIOR_TOKENS = 256.0
+"""Mean of the job's curve until answers are seen (a Lomax curve, which has a long tail); counts like one answer."""
+PREFIX_RATIO, LENGTH_RATIO = 1.0, 0.05
+"""First guess of the variance between classes over the variance inside, for classes cut by prefix and by prompt length:
+a guess gives way to the data as these get more exact than the guess itself (standard deviation = value)."""
+OUTLIER_FREEDOM = 2.0
+"""Class means spread like Student's t with so many degrees of freedom: a class far off its parent is shrunk less."""
+DONE, UNSEEN = -2, -1
+
+
+def grid() -> I64:
+    """Tokens at which curves are kept: 0, 1, 2, ... then 8 an octave, up to 2**20."""
+    octaves = np.unique(np.round(2.0 ** (np.arange(20 * 8 + 1) / 8)))
+    return np.concatenate(([0], octaves)).astype(np.int64)
+
+
+class LengthState(NamedTuple):
+    """What ``observe`` and ``refit`` work on: n rows, c classes, g grid points; bin j is (grid[j], grid[j + 1]]."""
+
+    classes: I32  # [n]
+    max_tokens: I64  # [n]
+    parent: I32  # [c]
+    level: I32  # [c]
+    class_rows: F64  # [c] rows in the class and below
+    grid_tokens: I64  # [g]
+    seen: I64  # [n] tokens a running row was last seen with, or UNSEEN, or DONE
+    finished: F64  # [c, g] answers that ended in bin j
+    finished_tokens: F64  # [c, g] their tokens
+    running: F64  # [c, g] answers last seen in [grid[j], grid[j + 1])
+    running_part: F64  # [c, g] share of the bin those have lived through, summed
+    survival: F64  # [c, g] P(answer > grid[j])
+    centre: F64  # [c, g] mean length of answers that end in bin j
+    area: F64  # [c, g] sum of the survival curve up to grid[j]: the expected length if capped there
+
+
+@njit
+def observe(state: LengthState, row: int, output_tokens: int, finished: bool) -> None:
+    """Count one observation. A row is counted once, where it was seen last; after it finished nothing changes it. An
+    answer as long as its ``max_tokens`` was cut off: it would have been longer."""
+    if state.seen[row] == DONE:
+        return
+    if state.seen[row] != UNSEEN:
+        _count_running(state, row, state.seen[row], -1.0)
+    tokens = min(max(output_tokens, 1), state.grid_tokens[-1] - 1)
+    if finished and output_tokens < state.max_tokens[row]:
+        c, j = state.classes[row], np.searchsorted(state.grid_tokens, tokens) - 1
+        state.finished[c, j] += 1.0
+        state.finished_tokens[c, j] += tokens
+    else:
+        _count_running(state, row, tokens, 1.0)
+    state.seen[row] = DONE if finished else tokens
+
+
+@njit
+def _count_running(state: LengthState, row: int, tokens: int, by: float) -> None:
+    """Count (1.0) or take back (-1.0) an answer that is longer than ``tokens``."""
+    c, at = state.classes[row], state.grid_tokens
+    j = np.searchsorted(at, tokens, side="right") - 1
+    state.running[c, j] += by
+    state.running_part[c, j] += by * (tokens - at[j]) / (at[j + 1] - at[j])
+
+
+@njit
+def observe_rows(state: LengthState, rows: I64, output_tokens: I64, finished: bool) -> None:
+    """``observe`` for many rows."""
+    for i in range(len(rows)):
+        observe(state, rows[i], output_tokens[i], finished)
+
+
+@njit
+def refit(state: LengthState) -> None:
+    """Recompute ``survival``, ``centre`` and ``area`` of every class."""
+    parent, at = state.parent, state.grid_tokens
+    ended, tokens = state.finished.copy(), state.finished_tokens.copy()
+    running, part = state.running.copy(), state.running_part.copy()
+    _pool(state, ended, tokens, running, part)
+    weight = _weights(state.parent, state.level, ended)
+    mean = (PRIOR_TOKENS + tokens[0].sum() + (running[0] * at).sum()) / (1.0 + ended[0].sum())
+    prior = (1.0 + at / mean) ** -2.0
+    middle = np.empty(len(at))
+    middle[:-1] = (at[:-1] + 1 + at[1:]) / 2
+    middle[-1] = at[-1]
+    _curve(state, 0, ended[0], tokens[0], running[0], part[0], prior, middle, 1.0)
+    for c in range(1, len(parent)):
+        p = parent[c]
+        above, centre = state.survival[p], state.centre[p]
+        _curve(state, c, ended[c], tokens[c], running[c], part[c], above, centre, weight[c])
+
+
+@njit
+def _pool(state: LengthState, ended: F64, tokens: F64, running: F64, part: F64) -> None:
+    """Add the counts of each class to the class above, in place, weighted so that each class has its share of the job:
+    a plan runs some classes before others, and a sample meets small ones too often. Totals stay what they are."""
+    parent, rows = state.parent, state.class_rows
+    seen, of_seen = np.zeros(len(parent)), np.zeros(len(parent))
+    for c in range(len(parent) - 1, -1, -1):
+        seen[c] += ended[c].sum() + running[c].sum()
+        if c > 0 and seen[c] > 0:
+            seen[parent[c]] += seen[c]
+            of_seen[parent[c]] += rows[c]
+    for c in range(len(parent) - 1, 0, -1):
+        if seen[c] > 0:
+            weight = rows[c] / of_seen[parent[c]] * seen[parent[c]] / seen[c]
+            ended[parent[c]] += weight * ended[c]
+            tokens[parent[c]] += weight * tokens[c]
+            running[parent[c]] += weight * running[c]
+            part[parent[c]] += weight * part[c]
+
+
+@njit
+def _curve(
+    state: LengthState,
+    c: int,
+    ended: F64,
+    tokens: F64,
+    running: F64,
+    part: F64,
+    above: F64,
+    centre_above: F64,
+    weight: float,
+) -> None:
+    """Curve of class c: its own counts plus ``weight`` answers distributed as ``above`` says."""
+    at = state.grid_tokens
+    at_risk = ended.sum() + running.sum()
+    state.survival[c, 0], state.area[c, 0] = 1.0, 0.0
+    for j in range(len(at) - 1):
+        at_risk = max(0.0, at_risk - running[j])
+        expected = weight * (above[j] - above[j + 1])
+        events = ended[j] + expected
+        exposed = at_risk + part[j] + weight * above[j]
+        if exposed > 1e-9:
+            hazard = min(1.0, events / exposed)
+        else:
+            hazard = 1.0 - above[j + 1] / above[j] if above[j] > 0 else 1.0
+        s = state.survival[c, j]
+        centre = (tokens[j] + expected * centre_above[j]) / events if events > 0 else centre_above[j]
+        state.survival[c, j + 1] = s * (1.0 - hazard)
+        state.centre[c, j] = centre
+        state.area[c, j + 1] = state.area[c, j] + s * ((1.0 - hazard) * (at[j + 1] - at[j]) + hazard * (centre - at[j]))
+        at_risk = max(0.0, at_risk - ended[j])
+    state.centre[c, -1] = at[-1]
+
+
+@njit
+def _weights(parent: I32, level: I32, ended: F64) -> F64:
+    """Answers that the curve of the class above counts for, float64 [c]."""
+    count, bins = ended.shape
+    n, mean, spread = np.zeros(count), np.zeros(count), np.zeros(count)
+    index = np.arange(bins).astype(np.float64)  # of bins: a log scale, so that one huge answer does not decide
+    for c in range(count):
+        n[c] = ended[c].sum()
+        if n[c] > 0:
+            mean[c] = (ended[c] * index).sum() / n[c]
+            spread[c] = (ended[c] * (index - mean[c]) ** 2).sum()
+    weight = np.ones(count)
+    for k in range(level.max() + 1):
+        ratio, variance = _variance_ratio(parent, level, k, n, mean, spread)
+        for c in range(1, count):
+            if level[c] == k:
+                off = 0.0
+                if n[c] > 0 and variance > 0:
+                    off = (mean[c] - mean[parent[c]]) ** 2 / ((ratio + 1.0 / n[c]) * variance)
+                weight[c] = (OUTLIER_FREEDOM + 1.0) / (OUTLIER_FREEDOM + off) / ratio
+    return weight
+
+
+@njit
+def _variance_ratio(parent: I32, level: I32, k: int, n: F64, mean: F64, spread: F64) -> tuple[float, float]:
+    """Variance of class means around the class above, over the variance inside classes, for level k; and the latter.
+    ``spread``: sum of squares around the class's mean. The job's own variance counts like two answers inside."""
+    inside, inside_n = 0.0, 0.0
+    if n[0] > 1:
+        inside, inside_n = 2.0 * spread[0] / (n[0] - 1.0), 2.0
+    between, free, gain = 0.0, 0.0, 0.0
+    for c in range(1, len(n)):
+        if level[c] == k and n[c] > 0:
+            share = 1.0 - n[c] / n[parent[c]]  # a class is part of the mean it is compared with
+            inside += spread[c]
+            inside_n += max(0.0, n[c] - 1.0)
+            between += n[c] * (mean[c] - mean[parent[c]]) ** 2
+            free += share
+            gain += n[c] * share
+    guess = PREFIX_RATIO if k < PREFIX_LEVELS else LENGTH_RATIO
+    if gain <= 1e-9 or inside <= 0.0:
+        return guess, 0.0
+    variance = inside / inside_n
+    found = (between / variance - free) / gain
+    noise = 2.0 * free * ((1.0 + guess * gain / free) / gain) ** 2
+    ratio = (found / noise + 1.0 / guess) / (1.0 / noise + 1.0 / guess**2)
+    return max(ratio, 1e-3), variance
+
+
+@njit
+def _capped(state: LengthState, c: int, tokens: int) -> tuple[float, float]:
+    """Expected length of a class-c answer capped at ``tokens``, and P(answer > tokens); straight lines in a bin."""
+    at = state.grid_tokens
+    if tokens >= at[-1]:
+        return state.area[c, -1], state.survival[c, -1]
+    j = np.searchsorted(at, tokens, side="right") - 1
+    inside = (tokens - at[j]) / (at[j + 1] - at[j])
+    area = state.area[c, j] + inside * (state.area[c, j + 1] - state.area[c, j])
+    return area, state.survival[c, j] + inside * (state.survival[c, j + 1] - state.survival[c, j])
+
+
+@njit
+def expected_tokens(state: LengthState) -> F64:
+    """Expected output tokens of each row before it starts, capped by its ``max_tokens``, float64 [n]."""
+    out = np.empty(len(state.classes))
+    for row in range(len(out)):
+        out[row] = max(1.0, _capped(state, state.classes[row], state.max_tokens[row])[0])
+    return out
+
+
+@njit
+def remaining(state: LengthState, row: int, generated: int) -> float:
+    """Expected further tokens of a running row: at least one, at most what ``max_tokens`` leaves."""
+    c, most = state.classes[row], state.max_tokens[row] - generated
+    now, alive = _capped(state, c, generated)
+    if alive <= 1e-12:
+        return float(max(1, min(most, generated)))  # longer than anything expected: as much again
+    total = _capped(state, c, state.max_tokens[row])[0]
+    return float(max(1.0, min(float(most), (total - now) / alive)))
