@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.errors import UsageError
 from plait.model.rows import Device
-from plait.model.specs import Model, kv_bytes_per_token
+from plait.model.specs import Model, kv_bytes_per_token, peak_flops
 from plait.table import F64
 
 N = TypeVar("N", float, F64)
@@ -31,12 +31,11 @@ class Cost(NamedTuple):
 
 
 def cost_of(device: Device, model: Model, tp: int = 1, compute: float = 0.0, bandwidth: float = 0.0) -> Cost:
-    """Cost constants of ``tp`` devices. ``compute``, ``bandwidth``: FLOP/s and B/s of one device where the vendor's
-    peak is not wanted. Tensor parallelism scales both; a pipeline leaves density unchanged. Raises UsageError if tp < 1."""
+    """Cost constants of ``tp`` devices. ``compute``, ``bandwidth``: FLOP/s and B/s of one device instead of its row's.
+    Tensor parallelism scales both; a pipeline leaves density alone. Raises UsageError if tp < 1."""
     if tp < 1:
         raise UsageError(f"tp is {tp}; a whole number >= 1 is needed")
-    eight_bit = model.weight_bytes == 1.0 and device.flops_8bit > 0
-    compute = tp * (compute or (device.flops_8bit if eight_bit else device.flops))
+    compute = tp * (compute or peak_flops(device, model))
     bandwidth = min(tp, model.kv_shards) * (bandwidth or device.bandwidth_bytes_s)
     return Cost(
         token_s=2 * model.active_params / compute,

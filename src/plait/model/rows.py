@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _T = 1e12
 _MIB = 2.0**20
+
+
+class Efficiency(NamedTuple):
+    """How a device does against its data sheet: constants of one layer's kernels, fitted by benchmarks/steptime_fit.py.
+
+    matrix products = max(weights / weight_read, gemm_base x weights + FLOPs / gemm) + layer_s
+    elementwise     = (elementwise_hidden x hidden + elementwise_mlp x MLP width) values a token + elementwise_s
+    decode attention = KV bytes / kv_read + attention_s
+
+    where weights = seconds to read them at the full bandwidth.
+    """
+
+    gemm: float
+    """Share of the peak FLOP/s that large matrix products reach."""
+    weight_read: float
+    """Share of the bandwidth that reading weights reaches."""
+    gemm_base: float
+    """Share of the weights' reading time that a compute-bound product still pays (waves, prologue)."""
+    layer_s: float
+    kv_read: float
+    attention_s: float
+    prefill_attention: float
+    """Share of the peak FLOP/s that prefill attention reaches."""
+    elementwise_hidden: float
+    elementwise_mlp: float
+    elementwise_s: float
+
+
+_A100 = Efficiency(0.751, 0.789, 0.705, 26.3e-6, 0.829, 12.1e-6, 0.50, 13.8, 2.18, 10.1e-6)
+_H100 = Efficiency(0.764, 0.937, 0.765, 27.7e-6, 0.829, 12.1e-6, 0.50, 12.1, 1.84, 9.5e-6)
+_A40 = Efficiency(0.801, 0.753, 0.648, 35.2e-6, 0.799, 21.3e-6, 0.40, 10.0, 1.32, 7.7e-6)
+_A30 = Efficiency(0.709, 0.868, 0.757, 69.1e-6, 0.799, 21.3e-6, 0.313, 17.1, 2.07, 31.6e-6)
+_CPU = Efficiency(0.70, 0.80, 0.0, 20e-6, 0.70, 20e-6, 0.35, 12.0, 2.0, 10e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,33 +52,32 @@ class Device:
     bandwidth_bytes_s: float
     memory_bytes: float
     """What the driver reports, before anything is loaded."""
-    flops_8bit: float = 0.0
-    """8-bit FLOP/s (operations for int8); 0 where 8-bit weights run at the 16-bit rate."""
-    gemm_efficiency: float = 0.85
-    """Share of ``flops`` that large matrix products reach."""
-    read_efficiency: float = 0.90
-    """Share of ``bandwidth_bytes_s`` that reads of weights and KV reach."""
-    link_bytes_s: float = 0.0
-    """All-reduce bandwidth of a rank in a ring, per direction; 0 = no TP figure known (PCIe is assumed)."""
-    link_latency_s: float = 30e-6
+    flops_8bit: float
+    """8-bit operations/s; 0 where 8-bit weights run at the 16-bit rate."""
+    efficiency: Efficiency
+    link_bytes_s: float
+    """Bandwidth of a ring all-reduce: 2 (tp − 1)/tp · message bytes / time."""
+    link_latency_s: float
     """Fixed time of one all-reduce."""
 
+
+_NVLINK3, _NVLINK4, _PCIE4 = (165e9, 45e-6), (340e9, 27e-6), (23.7e9, 57.6e-6)
 
 DEVICES = {
     row.name: row
     for row in (
-        Device("A100-80", 312 * _T, 2.039 * _T, 81920 * _MIB, 624 * _T, link_bytes_s=235e9),
-        Device("A100-40", 312 * _T, 1.555 * _T, 40960 * _MIB, 624 * _T, link_bytes_s=235e9),
-        Device("H100", 989.4 * _T, 3.35 * _T, 81559 * _MIB, 1978.9 * _T, link_bytes_s=360e9),
-        Device("H200", 989.4 * _T, 4.8 * _T, 143771 * _MIB, 1978.9 * _T, link_bytes_s=360e9),
-        Device("B200", 2250 * _T, 8.0 * _T, 183359 * _MIB, 4500 * _T, link_bytes_s=720e9),
-        Device("L40S", 362.05 * _T, 0.864 * _T, 46068 * _MIB, 733 * _T, link_bytes_s=24e9),
-        Device("A40", 149.7 * _T, 0.696 * _T, 46068 * _MIB, 299.3 * _T, link_bytes_s=24e9),
-        Device("A30", 165 * _T, 0.933 * _T, 24576 * _MIB, 330 * _T, link_bytes_s=24e9),
-        Device("A10", 125 * _T, 0.600 * _T, 23028 * _MIB, 250 * _T, link_bytes_s=24e9),
-        Device("RTX 4090", 165.2 * _T, 1.008 * _T, 24564 * _MIB, 330.3 * _T, link_bytes_s=24e9),
-        Device("MI300X", 1307.4 * _T, 5.3 * _T, 196592 * _MIB, 2614.9 * _T, link_bytes_s=336e9),
-        Device("CPU", 0.2 * _T, 0.036 * _T, 16384 * _MIB, link_bytes_s=10e9),
+        Device("A100-80", 312 * _T, 2.039 * _T, 81920 * _MIB, 624 * _T, _A100, *_NVLINK3),
+        Device("A100-40", 312 * _T, 1.555 * _T, 40960 * _MIB, 624 * _T, _A100, *_NVLINK3),
+        Device("H100", 989.4 * _T, 3.35 * _T, 81559 * _MIB, 1978.9 * _T, _H100, *_NVLINK4),
+        Device("H200", 989.4 * _T, 4.8 * _T, 143771 * _MIB, 1978.9 * _T, _H100, *_NVLINK4),
+        Device("B200", 2250 * _T, 8.0 * _T, 183359 * _MIB, 4500 * _T, _H100, 680e9, 27e-6),
+        Device("L40S", 362.05 * _T, 0.864 * _T, 46068 * _MIB, 733 * _T, _A40, *_PCIE4),
+        Device("A40", 149.7 * _T, 0.696 * _T, 46068 * _MIB, 299.3 * _T, _A40, *_PCIE4),
+        Device("A30", 165 * _T, 0.933 * _T, 24576 * _MIB, 330 * _T, _A30, *_PCIE4),
+        Device("A10", 125 * _T, 0.600 * _T, 23028 * _MIB, 250 * _T, _A40, *_PCIE4),
+        Device("RTX 4090", 165.2 * _T, 1.008 * _T, 24564 * _MIB, 330.3 * _T, _A40, *_PCIE4),
+        Device("MI300X", 1307.4 * _T, 5.3 * _T, 196592 * _MIB, 2614.9 * _T, _H100, *_NVLINK4),
+        Device("CPU", 0.2 * _T, 0.036 * _T, 16384 * _MIB, 0.0, _CPU, 10e9, 20e-6),
     )
 }
 DEVICES |= {"A100": DEVICES["A100-80"], "4090": DEVICES["RTX 4090"]}

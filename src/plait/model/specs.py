@@ -55,6 +55,10 @@ class Model:
     """Ways tensor parallelism can split the KV cache: its KV heads; 1 for MLA, whose latent every rank keeps."""
     layer_params: float
     """Weights in the matrix products of one layer that a token is multiplied with (no embeddings, no LM head)."""
+    embedding_params: float
+    """Weights outside the layers: input embedding and LM head, once where they are tied."""
+    head_params: float
+    """Weights of the LM head, which only sampled tokens meet."""
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
 
@@ -82,6 +86,11 @@ def _model(name: str | Path | Mapping[str, Any]) -> Model:
         return _model_from_file(path / "config.json" if path.is_dir() else path)
     row = _find(str(name), MODEL_CONFIGS, "model", " or give the path of an HF config.json")
     return model_from_config(MODEL_CONFIGS[row], row)
+
+
+def peak_flops(device: Device, model: Model) -> float:
+    """FLOP/s at the precision of the weights: 8-bit weights use 8-bit units where the device has them."""
+    return device.flops_8bit if model.weight_bytes == 1.0 and device.flops_8bit > 0 else device.flops
 
 
 def kv_bytes_per_token(model: Model) -> float:
@@ -125,7 +134,8 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
         attention = head_dim * hidden * (2 * heads + 2 * kv_heads)
         width, kv_values, shards = float(heads * head_dim), 2 * kv_heads * head_dim, kv_heads
     mlp_all, mlp_active = _mlp(get, hidden, layers)
-    embeddings = hidden * get.whole("vocab_size") * (1 if config.get("tie_word_embeddings") else 2)
+    head = hidden * get.whole("vocab_size")
+    embeddings = head if config.get("tie_word_embeddings") else 2 * head
     return Model(
         name=str(name),
         params=float(embeddings + layers * attention + mlp_all),
@@ -136,6 +146,8 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
         kv_values=kv_values,
         kv_shards=shards,
         layer_params=attention + mlp_active / layers,
+        embedding_params=float(embeddings),
+        head_params=float(head),
     )
 
 

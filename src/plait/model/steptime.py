@@ -13,8 +13,11 @@ import numpy as np
 from plait._numba import njit
 from plait.errors import UsageError
 from plait.model.rows import Device
-from plait.model.specs import Model, device, kv_bytes_per_token, model
+from plait.model.specs import Model, kv_bytes_per_token, kv_bytes_per_token_and_rank, model, peak_flops
 from plait.table import F64
+
+MODES = {"overlapped": 1.0, "sequential": 0.0}
+"""Engine mode -> StepTime.overlapped."""
 
 INTERFERENCE = 0.15
 """Share of the hidden side's time that an overlapped step still loses (research.md §A; benchmarks/gpu_overlap.py)."""
@@ -25,7 +28,7 @@ STEP_OVERHEAD_S = 1.5e-3
 class StepTime(NamedTuple):
     """Constants of one engine on one machine. A NamedTuple of floats, so compiled code takes it as it is.
 
-    compute = max(gemm_s_per_token x (prefill + decode tokens), weights_s)
+    compute = max(gemm_base_s + gemm_s_per_token x (prefill + decode tokens), weights_s)
               + prefill_attn_s x (prefill token, context token) pairs
     memory  = kv_read_s_per_token x (KV tokens read by decodes)
     network = comm_s_per_token x (prefill + decode tokens)
@@ -48,6 +51,8 @@ class StepTime(NamedTuple):
     """1.0 overlapped, 0.0 sequential."""
     comm_s_per_token: float = 0.0
     """All-reduce seconds per token (tensor parallelism); an overlapped engine hides it like memory time."""
+    gemm_base_s: float = 0.0
+    """What a step's matrix products take beside ``gemm_s_per_token`` once they are bound by compute."""
 
 
 @njit
@@ -55,12 +60,14 @@ def step_s(
     st: StepTime, prefill_tokens: float, prefill_context_pairs: float, decode_seqs: float, decode_kv_tokens: float
 ) -> float:
     """Seconds of one step: ``prefill_tokens`` new prompt tokens that attend to ``prefill_context_pairs`` (token,
-    context token) pairs, and ``decode_seqs`` sequences that read ``decode_kv_tokens`` of KV together. Compiled: kernels call
-    it. A step without work takes no time."""
+    context token) pairs, and ``decode_seqs`` sequences that read ``decode_kv_tokens`` of KV together. A step
+    without work takes no time. Compiled: kernels call it."""
     tokens = prefill_tokens + decode_seqs
     if tokens <= 0:
         return 0.0
-    compute = max(st.gemm_s_per_token * tokens, st.weights_s) + st.prefill_attn_s * prefill_context_pairs
+    compute = (
+        max(st.gemm_base_s + st.gemm_s_per_token * tokens, st.weights_s) + st.prefill_attn_s * prefill_context_pairs
+    )
     memory = st.kv_read_s_per_token * decode_kv_tokens
     network = st.comm_s_per_token * tokens
     longest = max(compute, max(memory, network))
@@ -74,7 +81,10 @@ def steps_s(
 ) -> F64:
     """``step_s`` of many steps, float64 [k]; arguments are float64 [k] or numbers. Same values as the scalar form."""
     tokens = np.asarray(prefill_tokens + decode_seqs, np.float64)
-    compute = np.maximum(st.gemm_s_per_token * tokens, st.weights_s) + st.prefill_attn_s * prefill_context_pairs
+    compute = (
+        np.maximum(st.gemm_base_s + st.gemm_s_per_token * tokens, st.weights_s)
+        + st.prefill_attn_s * prefill_context_pairs
+    )
     memory = st.kv_read_s_per_token * decode_kv_tokens
     network = st.comm_s_per_token * tokens
     longest = np.maximum(compute, np.maximum(memory, network))
@@ -89,39 +99,79 @@ def chunk_pairs(context_tokens: float, chunk_tokens: float) -> float:
     return chunk_tokens * context_tokens + chunk_tokens * (chunk_tokens + 1) / 2
 
 
-def for_machine(device: Device, model: Model, mode: str = "overlapped", tp: int = 1) -> StepTime:
-    """Constants from the device's and the model's rows: peak rates times the efficiencies fitted to kernel profiles
-    (``benchmarks/steptime_fit.py``). Raises UsageError for an unknown mode or tp < 1."""
-    if mode not in ("overlapped", "sequential") or tp < 1:
-        raise UsageError(f"engine mode '{mode}' with tp {tp}: modes are overlapped and sequential, tp is a count >= 1")
-    eight_bit = model.weight_bytes == 1.0 and device.flops_8bit > 0
-    peak = device.flops_8bit if eight_bit else device.flops
-    compute = tp * peak * device.gemm_efficiency
-    attention = tp * device.flops * device.gemm_efficiency
-    bandwidth = device.bandwidth_bytes_s * device.read_efficiency
-    return StepTime(
-        gemm_s_per_token=2 * model.active_params / compute,
-        weights_s=model.params * model.weight_bytes / (tp * bandwidth),
-        prefill_attn_s=4 * model.attention_width * model.layers / attention,
-        kv_read_s_per_token=kv_bytes_per_token(model) / (min(tp, model.kv_shards) * bandwidth),
-        overhead_s=STEP_OVERHEAD_S + _all_reduces(model, tp) * device.link_latency_s,
-        overlapped=1.0 if mode == "overlapped" else 0.0,
-        comm_s_per_token=_all_reduces(model, tp) * all_reduce_bytes_s(device, model, tp),
+class LayerTime(NamedTuple):
+    """Kernel times of one layer on one rank, in seconds."""
+
+    weights_s: float
+    """Matrix products of a few tokens: bound by reading the weights."""
+    gemm_base_s: float
+    gemm_token_s: float
+    """Matrix products of many tokens: gemm_base_s + gemm_token_s x tokens."""
+    elementwise_base_s: float
+    elementwise_token_s: float
+    """Norms, rotary embedding, activation, residuals."""
+    attention_base_s: float
+    kv_read_s: float
+    """Decode attention: attention_base_s + kv_read_s x KV tokens."""
+    prefill_pair_s: float
+    """Prefill attention of one (token, context token) pair."""
+    all_reduce_s: float
+    all_reduce_token_s: float
+    """The two all-reduces of a layer together; 0 without tensor parallelism."""
+
+
+def layer_time(device: Device, model: Model, tp: int = 1) -> LayerTime:
+    """What the device's fitted efficiencies say about one layer of the model split over ``tp`` ranks."""
+    good, bandwidth = device.efficiency, device.bandwidth_bytes_s
+    layer_weights = (model.params - model.embedding_params) / model.layers * model.weight_bytes / tp
+    values = good.elementwise_hidden * model.hidden + good.elementwise_mlp * model.layer_params / model.hidden / tp
+    message_s_per_token = 2 * (tp - 1) / tp * model.hidden * 2 / device.link_bytes_s
+    return LayerTime(
+        weights_s=layer_weights / bandwidth / good.weight_read + good.layer_s,
+        gemm_base_s=good.gemm_base * layer_weights / bandwidth + good.layer_s,
+        gemm_token_s=2 * model.layer_params / tp / (peak_flops(device, model) * good.gemm),
+        elementwise_base_s=good.elementwise_s,
+        elementwise_token_s=2 * values / bandwidth,
+        attention_base_s=good.attention_s,
+        kv_read_s=kv_bytes_per_token_and_rank(model, tp) / model.layers / (bandwidth * good.kv_read),
+        prefill_pair_s=4 * model.attention_width / tp / (device.flops * good.prefill_attention),
+        all_reduce_s=2 * device.link_latency_s if tp > 1 else 0.0,
+        all_reduce_token_s=2 * message_s_per_token,
     )
 
 
-def _all_reduces(model: Model, tp: int) -> int:
-    """All-reduces of a step: one behind attention, one behind the MLP of every layer."""
-    return 2 * model.layers if tp > 1 else 0
+def for_machine(device: Device, model: Model, mode: str = "overlapped", tp: int = 1) -> StepTime:
+    """Constants from the device's and the model's rows, with the efficiencies fitted to kernel profiles.
+
+    The fixed times of attention and all-reduce kernels count as overhead, as does the LM head of sampled tokens.
+    Raises UsageError for an unknown mode or tp < 1.
+    """
+    overlapped, layers, layer = _overlapped(mode), model.layers, layer_time(device, model, _checked(tp))
+    elementwise_s = layers * layer.elementwise_base_s
+    head_s = model.head_params * model.weight_bytes / tp / (device.bandwidth_bytes_s * device.efficiency.weight_read)
+    return StepTime(
+        gemm_s_per_token=layers * (layer.gemm_token_s + layer.elementwise_token_s),
+        weights_s=layers * layer.weights_s + elementwise_s + head_s,
+        prefill_attn_s=layers * layer.prefill_pair_s,
+        kv_read_s_per_token=layers * layer.kv_read_s,
+        overhead_s=STEP_OVERHEAD_S + layers * (layer.attention_base_s + layer.all_reduce_s),
+        decode_seq_s=2 * model.head_params / tp / (peak_flops(device, model) * device.efficiency.gemm),
+        overlapped=overlapped,
+        comm_s_per_token=layers * layer.all_reduce_token_s,
+        gemm_base_s=layers * layer.gemm_base_s + elementwise_s,
+    )
 
 
-def all_reduce_bytes_s(device: Device, model: Model, tp: int) -> float:
-    """Seconds a token in one ring all-reduce of 16-bit hidden states: 2 (tp − 1)/tp · bytes / link bandwidth."""
-    if tp == 1:
-        return 0.0
-    if device.link_bytes_s <= 0:
-        raise UsageError(f"{device.name} has no link figure; tensor parallelism cannot be modelled on it")
-    return 2 * (tp - 1) / tp * model.hidden * 2 / device.link_bytes_s
+def _overlapped(mode: str) -> float:
+    if mode not in MODES:
+        raise UsageError(f"unknown engine mode '{mode}'; known: {', '.join(MODES)}")
+    return MODES[mode]
+
+
+def _checked(tp: int) -> int:
+    if tp < 1:
+        raise UsageError(f"tp is {tp}; a whole number >= 1 is needed")
+    return tp
 
 
 PAPER_KV_TOKENS = 457_763
@@ -130,14 +180,14 @@ PAPER_KV_TOKENS = 457_763
 
 def paper_a100_8b(mode: str = "overlapped") -> StepTime:
     """The machine of BlendServe's evaluation as prototyped (research.md §A): Llama-3.1-8B on one A100-80 with
-    312e12 x 0.85 FLOP/s and 2.0e12 x 0.9 B/s: weights floor 8.9 ms, 457 763 KV tokens of 131 072 B."""
-    a100 = device("A100-80")
-    st = for_machine(a100, model("Llama-3.1-8B"), mode)
-    read = a100.bandwidth_bytes_s * a100.read_efficiency / (2.0e12 * 0.9)
-    gemm = a100.gemm_efficiency / 0.85
-    return st._replace(
-        gemm_s_per_token=st.gemm_s_per_token * gemm,
-        prefill_attn_s=st.prefill_attn_s * gemm,
-        weights_s=st.weights_s * read,
-        kv_read_s_per_token=st.kv_read_s_per_token * read,
+    312e12 x 0.85 FLOP/s and 2.0e12 x 0.9 B/s: weights floor 8.9 ms, 457 763 KV tokens of 131 072 B, 1.5 ms overhead."""
+    llama = model("Llama-3.1-8B")
+    flops, bandwidth = 312e12 * 0.85, 2.0e12 * 0.9
+    return StepTime(
+        gemm_s_per_token=2 * llama.params / flops,
+        weights_s=2 * llama.params / bandwidth,
+        prefill_attn_s=4 * llama.attention_width * llama.layers / flops,
+        kv_read_s_per_token=kv_bytes_per_token(llama) / bandwidth,
+        overhead_s=STEP_OVERHEAD_S,
+        overlapped=_overlapped(mode),
     )
