@@ -15,6 +15,8 @@ class Efficiency(NamedTuple):
     matrix products = max(weights / weight_read, gemm_base x weights + FLOPs / gemm) + layer_s
     elementwise     = (elementwise_hidden x hidden + elementwise_mlp x MLP width) values a token + elementwise_s
     decode attention = KV bytes / kv_read + attention_s
+    prefill attention = prefill_moves x (bytes of queries, keys, values, outputs) + FLOPs / prefill_attention
+                        + prefill_s
 
     where weights = seconds to read them at the full bandwidth.
     """
@@ -30,16 +32,18 @@ class Efficiency(NamedTuple):
     attention_s: float
     prefill_attention: float
     """Share of the peak FLOP/s that prefill attention reaches."""
+    prefill_moves: float
+    prefill_s: float
     elementwise_hidden: float
     elementwise_mlp: float
     elementwise_s: float
 
 
-_A100 = Efficiency(0.751, 0.789, 0.705, 26.3e-6, 0.829, 12.1e-6, 0.50, 13.8, 2.18, 10.1e-6)
-_H100 = Efficiency(0.764, 0.937, 0.765, 27.7e-6, 0.829, 12.1e-6, 0.50, 12.1, 1.84, 9.5e-6)
-_A40 = Efficiency(0.801, 0.753, 0.648, 35.2e-6, 0.799, 21.3e-6, 0.40, 10.0, 1.32, 7.7e-6)
-_A30 = Efficiency(0.709, 0.868, 0.757, 69.1e-6, 0.799, 21.3e-6, 0.313, 17.1, 2.07, 31.6e-6)
-_CPU = Efficiency(0.70, 0.80, 0.0, 20e-6, 0.70, 20e-6, 0.35, 12.0, 2.0, 10e-6)
+_A100 = Efficiency(0.751, 0.789, 0.705, 26.3e-6, 0.792, 6.9e-6, 0.524, 5.45, 22.1e-6, 12.3, 2.49, 11.2e-6)
+_H100 = Efficiency(0.764, 0.937, 0.766, 27.7e-6, 0.792, 6.9e-6, 0.524, 5.45, 22.1e-6, 13.5, 1.60, 8.6e-6)
+_A40 = Efficiency(0.801, 0.753, 0.649, 35.2e-6, 0.797, 21.6e-6, 0.328, 5.53, 42.9e-6, 11.0, 1.33, 0.0)
+_A30 = Efficiency(0.709, 0.868, 0.756, 69.3e-6, 0.797, 21.6e-6, 0.328, 5.53, 42.9e-6, 37.6, 0.0, 38.4e-6)
+_CPU = Efficiency(0.70, 0.80, 0.0, 20e-6, 0.70, 20e-6, 0.35, 2.0, 30e-6, 12.0, 2.0, 10e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Device:
     """Fixed time of one all-reduce."""
 
 
-_NVLINK3, _NVLINK4, _PCIE4 = (165e9, 45e-6), (340e9, 27e-6), (23.7e9, 57.6e-6)
+_NVLINK3, _NVLINK4, _PCIE4 = (175e9, 57.5e-6), (330e9, 25e-6), (23.7e9, 57.6e-6)
 
 DEVICES = {
     row.name: row
@@ -70,7 +74,7 @@ DEVICES = {
         Device("A100-40", 312 * _T, 1.555 * _T, 40960 * _MIB, 624 * _T, _A100, *_NVLINK3),
         Device("H100", 989.4 * _T, 3.35 * _T, 81559 * _MIB, 1978.9 * _T, _H100, *_NVLINK4),
         Device("H200", 989.4 * _T, 4.8 * _T, 143771 * _MIB, 1978.9 * _T, _H100, *_NVLINK4),
-        Device("B200", 2250 * _T, 8.0 * _T, 183359 * _MIB, 4500 * _T, _H100, 680e9, 27e-6),
+        Device("B200", 2250 * _T, 8.0 * _T, 183359 * _MIB, 4500 * _T, _H100, 660e9, 25e-6),
         Device("L40S", 362.05 * _T, 0.864 * _T, 46068 * _MIB, 733 * _T, _A40, *_PCIE4),
         Device("A40", 149.7 * _T, 0.696 * _T, 46068 * _MIB, 299.3 * _T, _A40, *_PCIE4),
         Device("A30", 165 * _T, 0.933 * _T, 24576 * _MIB, 330 * _T, _A30, *_PCIE4),

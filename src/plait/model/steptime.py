@@ -113,8 +113,10 @@ class LayerTime(NamedTuple):
     attention_base_s: float
     kv_read_s: float
     """Decode attention: attention_base_s + kv_read_s x KV tokens."""
+    prefill_base_s: float
+    prefill_token_s: float
     prefill_pair_s: float
-    """Prefill attention of one (token, context token) pair."""
+    """Prefill attention: prefill_base_s + prefill_token_s x tokens + prefill_pair_s x (token, context token) pairs."""
     all_reduce_s: float
     all_reduce_token_s: float
     """The two all-reduces of a layer together; 0 without tensor parallelism."""
@@ -134,6 +136,8 @@ def layer_time(device: Device, model: Model, tp: int = 1) -> LayerTime:
         elementwise_token_s=2 * values / bandwidth,
         attention_base_s=good.attention_s,
         kv_read_s=kv_bytes_per_token_and_rank(model, tp) / model.layers / (bandwidth * good.kv_read),
+        prefill_base_s=good.prefill_s,
+        prefill_token_s=good.prefill_moves * (2 * model.attention_width + model.kv_values) / tp * 2 / bandwidth,
         prefill_pair_s=4 * model.attention_width / tp / (device.flops * good.prefill_attention),
         all_reduce_s=2 * device.link_latency_s if tp > 1 else 0.0,
         all_reduce_token_s=2 * message_s_per_token,
@@ -150,7 +154,7 @@ def for_machine(device: Device, model: Model, mode: str = "overlapped", tp: int 
     elementwise_s = layers * layer.elementwise_base_s
     head_s = model.head_params * model.weight_bytes / tp / (device.bandwidth_bytes_s * device.efficiency.weight_read)
     return StepTime(
-        gemm_s_per_token=layers * (layer.gemm_token_s + layer.elementwise_token_s),
+        gemm_s_per_token=layers * (layer.gemm_token_s + layer.elementwise_token_s + layer.prefill_token_s),
         weights_s=layers * layer.weights_s + elementwise_s + head_s,
         prefill_attn_s=layers * layer.prefill_pair_s,
         kv_read_s_per_token=layers * layer.kv_read_s,
@@ -158,7 +162,7 @@ def for_machine(device: Device, model: Model, mode: str = "overlapped", tp: int 
         decode_seq_s=2 * model.head_params / tp / (peak_flops(device, model) * device.efficiency.gemm),
         overlapped=overlapped,
         comm_s_per_token=layers * layer.all_reduce_token_s,
-        gemm_base_s=layers * layer.gemm_base_s + elementwise_s,
+        gemm_base_s=layers * (layer.gemm_base_s + layer.prefill_base_s) + elementwise_s,
     )
 
 
