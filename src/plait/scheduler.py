@@ -106,5 +106,5 @@ class Scheduler:
     def _step(self, step: Step) -> None:
         c = self._counts
         c["has_steps"] = 1
-        c["backlog"] = max(0, int(c["backlog"]) - step.prefill_tokens)
+        moves.prefilled(self.state.c, step.prefill_tokens, step.prefill_context_tokens)
         moves.advance(self.state.c)

@@ -26,6 +26,8 @@ class View:
     capacity: Capacity
     step_time: StepTime
     seed: int = 0
+    expected_square: F64 | None = None
+    """[n] expected square of the output tokens; None: lengths do not vary, the square of the expectation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,51 @@
-"""The default of ``--goal throughput``: a feedback blend on overlapped engines, primed depth-first on sequential
-ones."""
+"""The default of ``--goal throughput``: a feedback blend on overlapped engines, primed depth-first on sequential ones."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from plait.policy.base import Order, View
+from plait.policy.units import path_sums, shuffled_depth_first, split_units
 from plait.table import F64, I64
 from plait.tree.prefix import PrefixTree
+
+SHARING_KEPT = 0.995
+"""Share of the depth-first savings that must survive if units are taken in any order and at both sides."""
 
 
 def blend(view: View) -> Order:
     """Two sides for an engine that overlaps compute with memory; else depth-first, long outputs first.
 
-    On a sequential engine a step costs the sum of both, so mixing buys nothing: sharing does, and a short tail.
+    On a sequential engine a step costs the sum of both, so mixing buys nothing: sharing does, and a short tail. On an
+    overlapped one, units (prefix groups that are worth keeping together) with more compute than memory time go left, the
+    others right, each side in a shuffled order: sorted ones would synchronise generations and let KV swing.
     """
-    return Order(depth_first_long_first(view.tree, view.expected_output_tokens))
+    if view.step_time.overlapped < 0.5:
+        return Order(depth_first_long_first(view.tree, view.expected_output_tokens))
+    unit = split_units(view.tree, SHARING_KEPT)
+    order = shuffled_depth_first(view.tree, view.seed)
+    compute, memory = work(view)
+    heavy = np.bincount(unit, compute) >= np.bincount(unit, memory)
+    left = heavy[unit[order]]
+    return Order(order[left], right=order[~left], kernel="blend")
+
+
+def work(view: View) -> tuple[F64, F64]:
+    """Compute and memory seconds of each row, float64 [n]; a shared segment's prefill is split among the rows below it."""
+    st, tree = view.step_time, view.tree
+    prompt = view.table.prompt_tokens.astype(np.float64)
+    rows_below = np.maximum(1, tree.row_end - tree.row_begin)
+    share = tree.segment_tokens / rows_below
+    context = share * (tree.prefix_tokens - tree.segment_tokens / 2)
+    share, context = path_sums(tree.parent, share), path_sums(tree.parent, context)
+    begin = tree.prefix_tokens[tree.node_of]
+    tokens = prompt - begin + share[tree.node_of]
+    pairs = (prompt - begin) * (prompt + begin) / 2 + context[tree.node_of]
+    output = view.expected_output_tokens
+    compute = st.gemm_s_per_token * (tokens + output) + st.prefill_attn_s * pairs
+    square = output**2 if view.expected_square is None else view.expected_square
+    memory = st.kv_read_s_per_token * (prompt * output + square / 2)
+    return compute, memory
 
 
 def depth_first_long_first(tree: PrefixTree, expected: F64) -> I64:

@@ -6,7 +6,10 @@ from __future__ import annotations
 from plait._numba import njit
 from plait.scheduling import profile
 from plait.scheduling.kv import acquire, blocks, evict, mark_computed, release
-from plait.scheduling.state import DECODE, DONE, LEFT, PREFILL, WAITING, Records, back_of, phase_of, rows_of
+from plait.scheduling.state import DECODE, DONE, LEFT, PREFILL, RIGHT, WAITING, Records, back_of, phase_of, rows_of
+
+AVERAGED_TOKENS = 65536.0
+"""Prefill tokens over which the context of prefill is averaged."""
 
 
 @njit
@@ -53,6 +56,8 @@ def admit(c: Records, row: int, side: int, profiled: bool) -> None:
     c.node_tokens += cold
     c.cached_tokens += r.prompt - r.private - cold
     c.backlog += r.need
+    if side == RIGHT:
+        c.backlog_right += r.need
     r.status = PREFILL
     r.seq = c.now_seq
     c.now_seq += 1
@@ -75,6 +80,8 @@ def start(c: Records, row: int) -> None:
     r.base = c.step - g
     c.prefilling -= 1
     c.decoding += 1
+    if r.side == RIGHT:
+        c.backlog_right -= r.need
     c.decode_context += r.prompt + g
     phase_of(c)[(r.base - r.private) % c.block] += 1
     if not c.has_steps:
@@ -88,8 +95,20 @@ def start(c: Records, row: int) -> None:
 def advance(c: Records) -> None:
     """Every decoding row gets one token."""
     c.kv_private += c.block * phase_of(c)[c.step % c.block]
+    c.memory_left_s -= c.kv_read_s * c.decode_context
+    c.compute_left_s -= c.gemm_s * c.decoding
     c.decode_context += c.decoding
     c.step += 1
+
+
+@njit
+def prefilled(c: Records, tokens: int, context_tokens: int) -> None:
+    """A step has prefilled that many tokens, which attended to that much context together."""
+    c.backlog = max(0, c.backlog - tokens)
+    c.compute_left_s -= c.gemm_s * tokens + c.prefill_attn_s * context_tokens
+    if tokens > 0:
+        average = context_tokens / tokens
+        c.context_per_prefill_token += (average - c.context_per_prefill_token) * min(1.0, tokens / AVERAGED_TOKENS)
 
 
 @njit
@@ -125,6 +144,8 @@ def _leave(c: Records, row: int) -> int:
     else:
         c.kv_private -= blocks(r.private + r.kept + 1, c.block)
         c.prefilling -= 1
+        if r.side == RIGHT:
+            c.backlog_right -= r.need
         if not c.has_steps:
             c.backlog -= r.need
         if c.prefilling == 0:

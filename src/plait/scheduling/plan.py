@@ -10,10 +10,11 @@ import numpy as np
 
 from plait.events import Decision
 from plait.policy.base import Order, View, order_function
+from plait.policy.blend import work
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
-from plait.scheduling.profile import chances, refresh
+from plait.scheduling.profile import chances, reads_ahead, refresh
 from plait.scheduling.state import WAITING, longest_output, new_state
-from plait.table import I64
+from plait.table import F64, I64
 
 if TYPE_CHECKING:
     from plait.lengths import Lengths
@@ -79,7 +80,9 @@ class Planner:
 
     def replan(self) -> None:
         """Fill the queues with the waiting rows in the policy's order, the length sample first."""
-        view = dataclasses.replace(self._view, expected_output_tokens=self.state.expected)
+        view = dataclasses.replace(
+            self._view, expected_output_tokens=self.state.expected, expected_square=self._squares()
+        )
         order = self._order_of(view)
         self.order = order
         scalars, status = self.state.scalars[0], self.state.rows["status"]
@@ -94,6 +97,29 @@ class Planner:
         scalars["window"], scalars["kappa"] = order.window, order.kappa
         scalars["throttle"] = order.throttle_prefill
         scalars["events"] += 1
+        if order.kernel == "blend" and order.right is not None:
+            self._look_ahead(view, order)
+
+    def _look_ahead(self, view: View, order: Order) -> None:
+        """What is left to do, and the KV x steps that left rows hold for each token they prefill."""
+        c, waits = self.state.c, self.state.rows["status"] == WAITING
+        compute, memory = work(view)
+        c["compute_left_s"] = compute[waits].sum() + c["gemm_s"] * c["backlog"]
+        c["memory_left_s"] = memory[waits].sum() + c["kv_read_s"] * reads_ahead(c)
+        left = order.rows[waits[order.rows]] if waits[order.rows].any() else order.rows
+        tokens = compute[left].sum() / max(float(c["gemm_s"]), 1e-12)
+        c["left_area"] = memory[left].sum() / max(float(c["kv_read_s"]), 1e-15) / max(1.0, tokens)
+
+    def _squares(self) -> F64 | None:
+        """Expected square of each row's output, float64 [n]: the class's ratio of E[d^2] to E[d]^2 times the row's."""
+        if self._lengths.exact:
+            return None
+        grid, survival = self._lengths.grid_tokens.astype(np.float64), self._lengths.survival
+        width, middle = np.diff(grid), (grid[1:] + grid[:-1]) / 2
+        height = (survival[:, 1:] + survival[:, :-1]) / 2
+        mean = np.maximum((height * width).sum(axis=1), 1e-9)
+        ratio = np.maximum(1.0, 2.0 * (height * width * middle).sum(axis=1) / mean**2)[self._lengths.classes]
+        return np.minimum(ratio * self.state.expected, self._view.table.max_tokens) * self.state.expected
 
     def decide(self, out: I64) -> Decision:
         """The kernel's decision as plain data; ``out`` is scratch."""

@@ -81,7 +81,7 @@ def add(c: Records, row: int, sign: float) -> None:
         g = r.profiled
         r.profiled = -1
         c.profile_rows -= 1
-    mean, variance, tau = mean_of(c), variance_of(c), tau_of(c)
+    mean, variance, tau = mean_of(c)[r.side], variance_of(c)[r.side], tau_of(c)
     expected = expected_of(c)[row]
     chance = alive_of(c)[r.cls, age_bin(g)]
     size = r.private + g + 0.5 * (c.block - 1)
@@ -100,8 +100,8 @@ def add(c: Records, row: int, sign: float) -> None:
 def refresh(c: Records) -> None:
     """Recompute the profile from the running rows that are in it."""
     c.profile_step = c.step
-    mean_of(c)[:] = 0.0
-    variance_of(c)[:] = 0.0
+    mean_of(c)[:, :] = 0.0
+    variance_of(c)[:, :] = 0.0
     rows = rows_of(c)
     for side in (LEFT, RIGHT):
         row = c.tail_left if side == LEFT else c.tail_right
@@ -130,12 +130,12 @@ def fits_now(c: Records, row: int) -> bool:
 
 
 @njit
-def fits_later(c: Records, row: int, reserve: float) -> bool:
-    """The expected footprint stays under the capacity at every watched instant if the row starts now: referenced
-    prefixes + mean + spread x standard deviation + reserve <= capacity."""
+def fits_later(c: Records, row: int, left_at_least: float) -> bool:
+    """The expected footprint stays under the capacity at every watched instant if the row starts now:
+    referenced prefixes + right side + max(left side, ``left_at_least``) + spread x standard deviation <= capacity."""
     r = rows_of(c)[row]
     cold, pinned = uncached(c, row)
-    room = c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned) - reserve
+    room = c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned)
     mean, variance, tau = mean_of(c), variance_of(c), tau_of(c)
     g = int(r.kept)
     expected = expected_of(c)[row]
@@ -148,7 +148,18 @@ def fits_later(c: Records, row: int, reserve: float) -> bool:
         if p < 1e-4:
             break
         load = size + tau[k]
-        deviation = c.spread * math.sqrt(max(0.0, variance[k] + p * (1.0 - p) * load * load))
-        if mean[k] + p * load + deviation > room:
+        total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
+        spread = variance[LEFT, k] + variance[RIGHT, k] + p * (1.0 - p) * load * load
+        if total + c.spread * math.sqrt(max(0.0, spread)) > room:
             return False
     return True
+
+
+@njit
+def reads_ahead(c: Records) -> float:
+    """KV tokens that the running rows will still read, in expectation: the area under the profile."""
+    mean, tau = mean_of(c), tau_of(c)
+    area = 0.0
+    for k in range(TAU_POINTS - 1):
+        area += 0.5 * (tau[k + 1] - tau[k]) * (mean[LEFT, k] + mean[RIGHT, k] + mean[LEFT, k + 1] + mean[RIGHT, k + 1])
+    return area

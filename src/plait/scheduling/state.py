@@ -89,14 +89,14 @@ _COUNTS = [
     "back_right",
     "tail_left",  # last admitted running row
     "tail_right",
-    "private_right",  # KV tokens of running rows on the right, whole blocks, as of their last change
     "profile_step",
     "profile_rows",
     "events",  # grows with every event that may free room; a blocked head is tried again when it moved
     "blocked",
     "preemptions",
     "has_steps",
-    "starving",
+    "starved_tokens",  # prefill that steps could have hidden and memory did not allow, since the last preemption
+    "backlog_right",  # the part of the backlog that belongs to the right side
     "cached_tokens",  # prompt tokens reused
     "node_tokens",  # prompt tokens of shared nodes that were computed
 ]
@@ -110,6 +110,9 @@ _FACTS = [
     "kv_read_s",
     "overhead_s",
     "context_per_prefill_token",  # moving average of Step.prefill_context_tokens / prefill_tokens
+    "compute_left_s",  # compute that the job still needs, as planned, minus what was done since
+    "memory_left_s",  # KV reading that the job still needs, likewise
+    "left_area",  # KV tokens x steps that the waiting left rows hold for each token they prefill
 ]
 _COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "phase"]
 _SIZES = ["n", "m", "classes"]
@@ -143,8 +146,8 @@ class State:
     expected: F64  # [n] expected output tokens
     alive: F64  # [C, AGE_BINS, T] chance that a row of class c and that age is alive tau steps later
     tau: F64  # [T] steps from now, ascending, tau[0] == 0
-    mean: F64  # [T] expected private KV tokens of the profiled rows at now + tau
-    variance: F64  # [T] its variance
+    mean: F64  # [2, T] expected private KV tokens of the running rows of each side at now + tau
+    variance: F64  # [2, T] its variance
     phase: I64  # [block] decoding rows that need a block at steps congruent to the index
 
     @property
@@ -169,8 +172,8 @@ def new_state(
         expected=np.ones(n),
         alive=np.zeros((classes, AGE_BINS, TAU_POINTS)),
         tau=np.concatenate(([0.0], np.geomspace(1.0, max(2.0, horizon), TAU_POINTS - 1))),
-        mean=np.zeros(TAU_POINTS),
-        variance=np.zeros(TAU_POINTS),
+        mean=np.zeros((2, TAU_POINTS)),
+        variance=np.zeros((2, TAU_POINTS)),
         phase=np.zeros(block, np.int64),
     )
     values = {
@@ -279,14 +282,14 @@ def tau_of(c: Records) -> F64:
 
 @njit
 def mean_of(c: Records) -> F64:
-    """float64 [T]"""
-    return carray(pointer(c.at_mean), TAU_POINTS, np.float64)
+    """float64 [2, T]"""
+    return carray(pointer(c.at_mean), (2, TAU_POINTS), np.float64)
 
 
 @njit
 def variance_of(c: Records) -> F64:
-    """float64 [T]"""
-    return carray(pointer(c.at_variance), TAU_POINTS, np.float64)
+    """float64 [2, T]"""
+    return carray(pointer(c.at_variance), (2, TAU_POINTS), np.float64)
 
 
 @njit

@@ -224,9 +224,7 @@ def run_step(c: Records, e: Records, st: StepTime, budget: int) -> None:
     duration = step_s(st, float(taken), float(pairs), float(decoding), float(context))
     e.now_s += duration
     e.prefilled += taken
-    c.backlog -= taken
-    if taken > 0:
-        c.context_per_prefill_token += (pairs / taken - c.context_per_prefill_token) * min(1.0, taken / 65536.0)
+    moves.prefilled(c, taken, pairs)
     moves.advance(c)
     _finish_due(c, e)
     for i in range(completed):

@@ -1,0 +1,117 @@
+"""Feedback blend: every step should hold as much compute as memory traffic, from rows that are where they are needed.
+
+Left rows (compute-heavy) are admitted by prefill backlog: as much as the next steps can hide under their KV reads. Right
+rows (memory-heavy) are admitted by the expected future KV profile, beside the room that the flow of left rows needs (Little's
+law). When memory keeps the left side out for so long that the compute lost outweighs a recomputation, the youngest right row
+is preempted: the ski-rental rule, at most twice the cost of knowing the future.
+"""
+
+from __future__ import annotations
+
+from plait._numba import njit
+from plait.scheduling import profile
+from plait.scheduling.moves import admit
+from plait.scheduling.queues import gated, peek
+from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, rows_of
+from plait.table import I64
+
+BACKLOG_STEPS = 2.0
+"""Steps' worth of prefill kept ready, so that a step is never short of it."""
+
+
+@njit
+def prefill_for(c: Records, compute_s: float) -> float:
+    """Prefill tokens that bring the next step's compute to ``compute_s``."""
+    token_s = c.gemm_s + c.prefill_attn_s * c.context_per_prefill_token
+    return max(0.0, min((compute_s - c.gemm_s * c.decoding) / token_s, float(c.chunk - c.decoding)))
+
+
+@njit
+def targets(c: Records, right_waits: bool) -> tuple[float, float]:
+    """(prefill tokens at which compute equals memory, prefill tokens wanted from the left) of the next step.
+
+    Where compute is scarcer than memory it is spread: remaining compute / remaining memory. Where it is not, 1:1 while
+    right rows wait, so that memory work ends first and only compute, which needs no company, is left over.
+    """
+    memory_s = c.kv_read_s * c.decode_context
+    ratio = max(0.0, c.compute_left_s) / max(c.memory_left_s, 1e-9)
+    if right_waits:
+        ratio = min(ratio, 1.0)
+    balanced = prefill_for(c, max(c.weights_s, max(1.0, ratio) * memory_s))
+    return balanced, min(balanced, prefill_for(c, max(c.weights_s, ratio * memory_s)))
+
+
+@njit
+def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
+    """Fills ``out`` with rows to admit from the front and rows to preempt from the back; returns both counts and the
+    prefill budget of the next step."""
+    profile.refresh_if_stale(c)
+    waiting_right = peek(c, RIGHT)
+    balanced, wanted = targets(c, waiting_right >= 0)
+    if c.decoding + c.prefilling == 0:
+        balanced = wanted = float(c.chunk)
+    count = _admit_right(c, out, waiting_right, balanced, wanted)
+    count, short = _admit_left(c, out, count, wanted)
+    preempted = _relieve(c, out, short, wanted)
+    budget = min(balanced, wanted + c.backlog_right)
+    return count, preempted, max(1, int(budget))
+
+
+@njit
+def _admit_right(c: Records, out: I64, row: int, balanced: float, wanted: float) -> int:
+    """Right rows while the profile has room for them; c.blocked remembers a head that did not fit."""
+    if row < 0 or c.blocked == c.events:
+        return 0
+    count = 0
+    flow = wanted * (c.left_area + BACKLOG_STEPS) if peek(c, LEFT) >= 0 else 0.0
+    while (
+        row >= 0
+        and count < len(out) // 4
+        and c.prefilling + c.decoding < c.max_seqs
+        and c.backlog_right < BACKLOG_STEPS * balanced + 1.0
+    ):
+        alone = c.prefilling + c.decoding == 0
+        if gated(c, row) or not profile.fits_now(c, row) or not (alone or profile.fits_later(c, row, flow)):
+            c.blocked = c.events
+            break
+        admit(c, row, RIGHT, True)
+        out[count] = row
+        count += 1
+        row = peek(c, RIGHT)
+    return count
+
+
+@njit
+def _admit_left(c: Records, out: I64, count: int, wanted: float) -> tuple[int, bool]:
+    """Left rows while fewer than two steps' worth of prefill is ready. Returns the count and whether memory stopped it."""
+    ready = BACKLOG_STEPS * wanted
+    while count < len(out) // 2 and c.prefilling + c.decoding < c.max_seqs and c.backlog - c.backlog_right < ready:
+        row = peek(c, LEFT)
+        if row < 0:
+            return count, False
+        alone = c.prefilling + c.decoding == 0
+        if gated(c, row) or not profile.fits_now(c, row) or not (alone or profile.fits_later(c, row, 0.0)):
+            return count, True
+        admit(c, row, LEFT, True)
+        out[count] = row
+        count += 1
+    return count, False
+
+
+@njit
+def _relieve(c: Records, out: I64, short: bool, wanted: float) -> int:
+    """Count what steps lack because memory keeps left rows out; preempt the youngest right row once that outweighs it."""
+    lacking = int(wanted) - c.backlog
+    if not short or lacking <= 0:
+        if not short:
+            c.starved_tokens = 0
+        return 0
+    c.starved_tokens += lacking
+    victim = c.tail_right
+    if victim < 0 or rows_of(c)[victim].status != DECODE:
+        return 0
+    if c.starved_tokens < rows_of(c)[victim].private + profile.generated(c, victim):
+        return 0
+    c.starved_tokens = 0
+    out[len(out) - 1] = victim
+    return 1
