@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -58,12 +57,16 @@ def prepare(given: str | Path, workdir: Path, number: int) -> Source:
     Raises FileError for a file that cannot be used as a whole, JournalError where the copy cannot be written.
     """
     name = "stdin" if str(given) == "-" else os.fsencode(given).decode("utf-8", "replace")
-    with _open(given, name) as stream:
-        unpack = _unpacker(stream.peek(4)[:4])
-        path = Path(given)
-        if unpack is not _plain or str(given) == "-" or not path.is_file():
-            path = workdir / f"input-{number}.raw"
-            _copy(stream, unpack, path, name)
+    path = Path(given)
+    if str(given) == "-" or not path.is_file():
+        path = workdir / f"input-{number}.raw"
+        with _open(given, name) as stream:
+            _copy(_plain(stream), path, name)
+    unpack = _unpacker(_head(path, name))
+    if unpack is not None:
+        packed, path = path, workdir / f"input-{number}.unpacked"
+        with packed.open("rb") as stream:
+            _copy(unpack(stream), path, name)
     head = _head(path, name)
     read_table = tabular.reader_for(head, name)
     line_numbers = None
@@ -105,34 +108,44 @@ def _head(path: Path, name: str) -> bytes:
         with path.open("rb") as plain:
             return plain.read(HEAD_BYTES)
     except OSError as error:
-        raise FileError(name, Fault("unreadable_file", f"the file cannot be read: {error.strerror}")) from None
+        raise FileError(name, _unreadable(error)) from None
 
 
-def _open(given: str | Path, name: str) -> BufferedReader:
-    """The input as a buffered binary stream."""
-    if name == "stdin":
-        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+@contextmanager
+def _open(given: str | Path, name: str) -> Iterator[BinaryIO]:
+    """Standard input (left open afterwards), a pipe or a device; anything that is none of these is a FileError."""
+    if str(given) == "-":
+        if sys.stdin is None:
+            raise FileError(name, Fault("unreadable_file", "standard input is closed"))
+        yield sys.stdin.buffer
+        return
     path = Path(given)
     try:
         if path.is_dir():
             fault = Fault("unreadable_file", "this is a folder; a file is needed", fix="Name the files in it.")
             raise FileError(name, fault)
-        return path.open("rb")
+        stream = path.open("rb")
     except FileNotFoundError:
         raise FileError(name, Fault("file_not_found", "there is no such file")) from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise FileError(name, Fault("unreadable_file", f"the file cannot be opened: {reason.lower()}")) from None
+        raise FileError(name, _unreadable(error)) from None
+    with stream:
+        yield stream
+
+
+def _unreadable(error: OSError | ValueError) -> Fault:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return Fault("unreadable_file", f"the file cannot be read: {reason.lower()}")
 
 
 Unpack: TypeAlias = Callable[[BinaryIO], Iterator[bytes]]
 
 
-def _unpacker(head: bytes) -> Unpack:
-    """How to unpack a file with these first bytes. The file's name plays no part."""
+def _unpacker(head: bytes) -> Unpack | None:
+    """How to unpack a file with these first bytes, None for a plain one. The file's name plays no part."""
     if head.startswith(_GZIP):
         return _gunzip
-    return _unzstd if head.startswith(_ZSTD) else _plain
+    return _unzstd if head.startswith(_ZSTD) else None
 
 
 def _gunzip(stream: BinaryIO) -> Iterator[bytes]:
@@ -161,9 +174,8 @@ def _plain(stream: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _copy(stream: BinaryIO, unpack: Unpack, target: Path, name: str) -> None:
-    """Write the unpacked stream to ``target``. Raises FileError for a broken stream, JournalError for a full disk."""
-    chunks = unpack(stream)
+def _copy(chunks: Iterator[bytes], target: Path, name: str) -> None:
+    """Write the chunks to ``target``. Raises FileError for a broken stream, JournalError for a full disk."""
     with _writing(target) as out:
         while True:
             try:

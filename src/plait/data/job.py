@@ -45,6 +45,19 @@ class BatchRequest:
     """Keys of the row that are no part of the request, carried through to the output."""
 
 
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One usable input file."""
+
+    name: str
+    path: Path
+    """Plain JSONL: the file itself or its copy in the work folder."""
+    first_row: int
+    end_row: int
+    size_bytes: int
+    """Of the plain JSONL."""
+
+
 @dataclass(slots=True)
 class _Columns:
     """Growing columns, one entry a row."""
@@ -109,6 +122,13 @@ class Job:
         yield from self._file_problems
         for row in np.flatnonzero(self._flags & _FLAGGED).tolist():
             yield from self.problems_of(row)
+
+    @property
+    def files(self) -> list[InputFile]:
+        """The input files that have rows, in the order given."""
+        ends = [*self._first_rows[1:], self.n]
+        parts = zip(self._sources, self._descriptors, self._first_rows, ends, strict=True)
+        return [InputFile(s.name, s.path, i, j, os.fstat(fd).st_size) for s, fd, i, j in parts if i < j]
 
     def fatal_problems(self) -> Iterator[Problem]:
         """Those that spoil the whole job: files that cannot be used, custom_ids used twice."""
