@@ -1,0 +1,118 @@
+"""Planning data in, a scheduler or a forecast out: the one place where table, tree, lengths and policy are wired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.bounds import Bounds, bounds
+from plait.events import Capacity
+from plait.lengths import Lengths
+from plait.model.steptime import StepTime
+from plait.policy.base import View
+from plait.scheduler import Scheduler
+from plait.simulate import Result, simulate
+from plait.table import I64, RequestTable
+from plait.tree.prefix import PrefixTree
+from plait.tree.sharing import sharing_ratio, unique_tokens
+
+GOALS = {"throughput": "blend", "latency": "latency"}
+"""Goal on the command line -> policy."""
+BASELINES = ("fcfs", "dfs")
+"""Orders that are always shown beside the chosen one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the job will run."""
+
+    capacity: Capacity
+    step_time: StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one policy is expected to do with a job."""
+
+    policy: str
+    makespan_s: float
+    tokens_per_s: float
+    mean_completion_s: float
+    prefill_tokens: int
+    order: I64  # [n] rows by admission
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A job before it runs: its size, what bounds it, how long it takes."""
+
+    requests: int
+    prompt_tokens: int
+    unique_prompt_tokens: int
+    sharing: float
+    expected_output_tokens: int
+    bounds: Bounds
+    """Compute and memory seconds of the whole job, shared prefixes computed once, and the optimum they imply."""
+    forecasts: tuple[Forecast, ...]
+
+    @property
+    def density(self) -> float:
+        """Compute seconds over memory seconds; inf where nothing is read."""
+        return self.bounds.compute_s / self.bounds.memory_s if self.bounds.memory_s > 0 else float("inf")
+
+    @property
+    def bound_by(self) -> str:
+        """The resource that the job uses longer."""
+        return "compute" if self.density >= 1 else "memory"
+
+    @property
+    def chosen(self) -> Forecast:
+        """Forecast of the policy that was asked for: the first."""
+        return self.forecasts[0]
+
+
+def scheduler(
+    table: RequestTable, tree: PrefixTree, lengths: Lengths, machine: Machine, policy: str, seed: int = 0
+) -> Scheduler:
+    """The scheduler of a real run. Raises UsageError for an unknown policy."""
+    return Scheduler(_view(table, tree, lengths, machine, seed), lengths, policy)
+
+
+def outlook(
+    table: RequestTable, tree: PrefixTree, lengths: Lengths, machine: Machine, policies: Sequence[str], seed: int = 0
+) -> Outlook:
+    """Forecast a job under each policy, as if every answer had its expected length. The first policy is the chosen one."""
+    output = np.maximum(1, np.rint(lengths.expected)).astype(np.int64)
+    expected = Lengths.known(table, output)
+    forecasts = []
+    for policy in policies:
+        result = simulate(table, tree, output, expected, machine.capacity, machine.step_time, policy, seed)
+        forecasts.append(_forecast(policy, table, output, result))
+    return Outlook(
+        requests=table.n,
+        prompt_tokens=int(table.prompt_tokens.sum()),
+        unique_prompt_tokens=unique_tokens(tree, table.prompt_tokens),
+        sharing=sharing_ratio(tree, table.prompt_tokens),
+        expected_output_tokens=int(output.sum()),
+        bounds=bounds(table, tree, output, machine.step_time, machine.capacity),
+        forecasts=tuple(forecasts),
+    )
+
+
+def _view(table: RequestTable, tree: PrefixTree, lengths: Lengths, machine: Machine, seed: int) -> View:
+    return View(table, tree, lengths.expected, machine.capacity, machine.step_time, seed)
+
+
+def _forecast(policy: str, table: RequestTable, output: I64, result: Result) -> Forecast:
+    tokens = int(table.prompt_tokens.sum() + output.sum())
+    return Forecast(
+        policy=policy,
+        makespan_s=result.makespan_s,
+        tokens_per_s=tokens / result.makespan_s if result.makespan_s > 0 else 0.0,
+        mean_completion_s=float(result.finish_s.mean()) if table.n else 0.0,
+        prefill_tokens=result.prefill_tokens,
+        order=np.argsort(result.admit_s, kind="stable").astype(np.int64),
+    )
+
