@@ -32,16 +32,21 @@ def kept_sharing(tree: PrefixTree, prompt_tokens: I64, order: I64, kv_tokens: in
     """
     total = max(1, int(prompt_tokens.sum()))
     if kv_tokens is None:
-        hits = _adjacent_hits(tree.parent, tree.prefix_tokens, tree.node_of, order)
+        hits = int(shared_with_previous(tree, order).sum())
     else:
         hits = _lru_hits(tree.parent, tree.prefix_tokens, tree.node_of, prompt_tokens, order, kv_tokens)
     return float(hits) / total
 
 
+def shared_with_previous(tree: PrefixTree, order: I64) -> I64:
+    """Tokens that each row of ``order`` shares with the one before it, int64 [n]; 0 for the first."""
+    return _adjacent_hits(tree.parent, tree.prefix_tokens, tree.node_of, order)
+
+
 @njit
-def _adjacent_hits(parent: I32, prefix_tokens: I64, node_of: I32, order: I64) -> int:
-    """Tokens that rows share with their predecessor, summed. Preorder ids: the larger one of two nodes is not above."""
-    hits = 0
+def _adjacent_hits(parent: I32, prefix_tokens: I64, node_of: I32, order: I64) -> I64:
+    """Preorder ids: the larger one of two different nodes is not above the other, so it may step up."""
+    shared = np.zeros(len(order), np.int64)
     for k in range(1, len(order)):
         a, b = node_of[order[k - 1]], node_of[order[k]]
         while a != b:
@@ -49,8 +54,8 @@ def _adjacent_hits(parent: I32, prefix_tokens: I64, node_of: I32, order: I64) ->
                 a = parent[a]
             else:
                 b = parent[b]
-        hits += prefix_tokens[a]
-    return hits
+        shared[k] = prefix_tokens[a]
+    return shared
 
 
 @njit
