@@ -53,7 +53,12 @@ def tree_from_blocks(
     """Tree of a trace of hashed blocks (Mooncake): row i has block ids ``hash_ids[offsets[i]:offsets[i + 1]]`` of
     ``block_tokens`` tokens each, the last one maybe not full. Raises InputError if offsets and ids do not fit."""
     _, ids = np.unique(hash_ids, return_inverse=True)
-    blocks, offsets = _token_column(ids.astype(np.int32), offsets)
+    return tree_from_int_blocks(ids.astype(np.int32), offsets, block_tokens, prompt_tokens)
+
+
+def tree_from_int_blocks(blocks: I32, offsets: I64, block_tokens: int, prompt_tokens: I64) -> PrefixTree:
+    """``tree_from_blocks`` for int32 ids, which are neither copied nor changed."""
+    blocks, offsets = _token_column(blocks, offsets)
     rows = np.argsort(
         prompt_tokens, kind="stable"
     )  # of rows with equal ids the one with the shortest last block is first
