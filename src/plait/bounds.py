@@ -3,6 +3,7 @@
 A step with compute, memory and network time c, m, n takes longest(c, m, n) + i · (sum of the other two) + fixed, which
 is (1 − i) · longest + i · (c + m + n) + fixed, with i = 1 for a sequential engine. ``longest`` is convex and
 homogeneous, so the sum over steps is at least the same expression of the sums C, M, N. Every schedule has at least
+these sums:
 
 - C: each token of the prefix tree goes through the matrix products once and attends to what is before it (a cache can
   at best keep all of it), and so does every output token but the first of its request, which ends a prefill;

@@ -88,9 +88,11 @@ def mix(sources: Sequence[Source], density: float, sharing: float, n: int, seed:
 
     Each source is sampled evenly over its distribution, so the sums a source contributes are nearly linear in its
     number of requests: three linear equations (all requests, sharing, density) give the numbers, and a few rounds with
-    the sums of the real samples remove what is left. Raises UsageError where no mix has that density and sharing.
+    the sums of the real samples remove what is left; a small n comes as near as whole requests allow. Raises UsageError
+    where no mix has that density and sharing.
     """
-    counts, best, best_error = np.full(len(sources), n / len(sources)), None, np.inf
+    counts = np.full(len(sources), n / len(sources))
+    best, best_error = None, np.inf
     for _ in range(8):
         parts = _draw(sources, _whole(counts, n), seed)
         trace = assemble(parts, seed, name)
@@ -98,10 +100,11 @@ def mix(sources: Sequence[Source], density: float, sharing: float, n: int, seed:
         if error < best_error:
             best, best_error = trace, error
         counts = _solve(np.array([_sums(part) / len(part.group) for part in parts]), density, sharing, n)
-        if best_error < 1e-4 or np.any(counts < 0):
+        if best_error < 1e-4:
             break
-    if best is None or best_error > 0.05:
-        raise UsageError(f"no mix of these sources has density {density} and sharing {sharing}")
+        if np.any(counts < 0):
+            raise UsageError(f"no mix of these sources has density {density} and sharing {sharing}")
+    assert best is not None
     return best
 
 

@@ -1,0 +1,170 @@
+"""Fit the constants of ``StepTime`` to the steps of a live engine.
+
+A step's time is linear in the constants once it is known which side of each maximum is the longer one; so the fit
+alternates between deciding that and a non-negative least-squares problem of seven unknowns on relative errors. Steps far
+off the rest (a first step that compiles, a machine that slept) get no weight. What the steps do not tell apart keeps the
+proportions of the prior, which as a whole is first scaled to the observed times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from plait.events import Step
+from plait.model.steptime import StepTime, steps_s
+from plait.table import F64
+
+WINDOW_STEPS = 4096
+"""Steps the fit looks back on: enough to average noise, few enough to follow a machine that gets slower."""
+
+_FITTED = (
+    "gemm_s_per_token",
+    "gemm_base_s",
+    "weights_s",
+    "prefill_attn_s",
+    "kv_read_s_per_token",
+    "overhead_s",
+    "decode_seq_s",
+)
+_ROUNDS = 12
+_PRIOR_WEIGHT = 1e-3
+"""Pull towards the scaled prior, in units of all observed steps."""
+_OUTLIER = 6.0
+"""Deviations (scaled median absolute) from which on a step has no weight."""
+
+
+class Calibration(NamedTuple):
+    """Fitted constants and how well they describe the steps."""
+
+    step_time: StepTime
+    residual: float
+    """Median of |predicted / observed - 1|."""
+    outliers: int
+    """Steps that were given no weight."""
+    steps: int
+
+
+class Observed(NamedTuple):
+    """k steps, float64 [k] each: the arguments of ``steps_s`` and the time it took."""
+
+    prefill_tokens: F64
+    prefill_context_pairs: F64
+    decode_seqs: F64
+    decode_kv_tokens: F64
+    duration_s: F64
+
+
+class Calibrator:
+    """Collects an engine's steps and fits on demand. Memory and time of a fit are bounded by the window."""
+
+    def __init__(self, prior: StepTime, window_steps: int = WINDOW_STEPS) -> None:
+        self.prior = prior
+        self._rows = np.zeros((window_steps, len(Observed._fields)))
+        self.seen = 0
+
+    def observe(self, step: Step) -> None:
+        """Take note of one step; steps without work or time say nothing and are skipped."""
+        if step.prefill_tokens + step.decode_seqs > 0 and step.duration_s > 0:
+            self._rows[self.seen % len(self._rows)] = (
+                step.prefill_tokens,
+                step.prefill_context_tokens,
+                step.decode_seqs,
+                step.decode_context_tokens,
+                step.duration_s,
+            )
+            self.seen += 1
+
+    def observe_all(self, steps: Iterable[Step]) -> None:
+        """``observe`` for several steps, oldest first."""
+        for step in steps:
+            self.observe(step)
+
+    def fit(self) -> Calibration:
+        """Constants that describe the last ``window_steps`` steps; the prior as it is before any was seen."""
+        rows = self._rows[: min(self.seen, len(self._rows))]
+        return fit_steps(Observed(*rows.T), self.prior)
+
+
+def fit_steps(observed: Observed, prior: StepTime) -> Calibration:
+    """Constants of the steps. ``interference``, ``overlapped`` and the ratio of network to GEMM time are the prior's."""
+    seconds = observed.duration_s
+    if len(seconds) == 0:
+        return Calibration(prior, 0.0, 0, 0)
+    st = _scaled(prior, float(np.median(seconds / np.maximum(_predict(prior, observed), 1e-12))))
+    target = np.array([getattr(st, name) for name in _FITTED])
+    weight = np.ones(len(seconds))
+    for _ in range(_ROUNDS):
+        columns = _columns(st, observed)
+        unit = np.where(target > 0, target, np.median(seconds) / np.maximum(columns.mean(axis=0), 1e-9))
+        relative = columns * unit / seconds[:, None]
+        found = _non_negative(relative, weight, target / unit) * unit
+        network = found[0] / target[0] if target[0] > 0 else 1.0
+        st = st._replace(**dict(zip(_FITTED, found.tolist(), strict=True)))
+        st = st._replace(
+            comm_s_per_token=prior.comm_s_per_token * st.gemm_s_per_token / max(prior.gemm_s_per_token, 1e-30)
+        )
+        weight = _weights(_predict(st, observed) / seconds - 1)
+    kept = weight > 0
+    st = _scaled(st, float(seconds[kept].sum() / _predict(st, observed)[kept].sum()))  # totals matter for an ETA
+    residual = float(np.median(np.abs(_predict(st, observed) / seconds - 1)))
+    return Calibration(st, residual, int((~kept).sum()), len(seconds))
+
+
+def _predict(st: StepTime, x: Observed) -> F64:
+    return steps_s(st, x.prefill_tokens, x.prefill_context_pairs, x.decode_seqs, x.decode_kv_tokens)
+
+
+def _scaled(st: StepTime, factor: float) -> StepTime:
+    """All times multiplied."""
+    names = (*_FITTED, "comm_s_per_token")
+    return st._replace(**{name: getattr(st, name) * factor for name in names})
+
+
+def _columns(st: StepTime, x: Observed) -> F64:
+    """Seconds of each step for a unit of each fitted constant, with the maxima resolved as ``st`` has them; [k, 7]."""
+    tokens = x.prefill_tokens + x.decode_seqs
+    compute_bound = st.gemm_base_s + st.gemm_s_per_token * tokens >= st.weights_s
+    gemm = np.maximum(st.gemm_base_s + st.gemm_s_per_token * tokens, st.weights_s)
+    compute = gemm + st.prefill_attn_s * x.prefill_context_pairs
+    memory, network = st.kv_read_s_per_token * x.decode_kv_tokens, st.comm_s_per_token * tokens
+    longest = np.maximum(compute, np.maximum(memory, network))
+    exposed = st.interference if st.overlapped > 0.5 else 1.0
+    compute_share = np.where(compute >= longest, 1.0, exposed)
+    memory_share = np.where((memory >= longest) & (compute < longest), 1.0, exposed)
+    return np.stack(
+        (
+            compute_share * compute_bound * tokens,
+            compute_share * compute_bound,
+            compute_share * ~compute_bound,
+            compute_share * x.prefill_context_pairs,
+            memory_share * x.decode_kv_tokens,
+            np.ones(len(tokens)),
+            x.decode_seqs,
+        ),
+        axis=1,
+    )
+
+
+def _weights(error: F64) -> F64:
+    """Weight of each step from its relative error: 1 near the middle, falling to 0 at _OUTLIER deviations (Tukey)."""
+    spread = max(1.4826 * float(np.median(np.abs(error - np.median(error)))), 1e-3)
+    inside = 1 - (error / (_OUTLIER * spread)) ** 2
+    return np.where(inside > 0, inside**2, 0.0)
+
+
+def _non_negative(columns: F64, weight: F64, target: F64) -> F64:
+    """x >= 0 that minimises the weighted mean of (columns · x − 1)² + _PRIOR_WEIGHT |x − target|²; coordinate descent."""
+    total = max(float(weight.sum()), 1e-12)
+    gram = (columns * weight[:, None]).T @ columns / total + _PRIOR_WEIGHT * np.eye(columns.shape[1])
+    right = columns.T @ weight / total + _PRIOR_WEIGHT * target
+    x = target.copy()
+    for _ in range(300):
+        before = x.copy()
+        for j in range(len(x)):
+            x[j] = max(0.0, x[j] + (right[j] - gram[j] @ x) / gram[j, j])
+        if np.abs(x - before).max() < 1e-10:
+            break
+    return x
