@@ -30,7 +30,7 @@ from plait.data.problems import Problem
 @click.option(
     "--openai-limits",
     is_flag=True,
-    help="Also apply the limits of the hosted Batch API: 50 000 requests and 200 MB a file, one endpoint and one model.",
+    help="Also apply the limits of the hosted Batch API: 50 000 requests, 200 MB, one endpoint and one model a file.",
 )
 @click.option("--allow-duplicates", is_flag=True, help="Accept a custom_id that is used more than once.")
 @click.option(

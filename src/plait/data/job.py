@@ -1,6 +1,6 @@
 """Input files -> ``Job``: where each request lies, what identifies it, and what is wrong with it.
 
-A job keeps columns, never text: 41 bytes a row. A request is read again when it is needed, and checked against its
+A job keeps columns, never text: 43 bytes a row. A request is read again when it is needed, and checked against its
 digest, so that a file that changes under a run is noticed.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import weakref
-from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,18 +59,20 @@ class InputFile:
     """Of the plain JSONL."""
 
 
-@dataclass(slots=True)
-class _Columns:
-    """Growing columns, one entry a row."""
-
-    offset: array[int] = field(default_factory=lambda: array("q"))  # bytes into the source's plain file
-    length: array[int] = field(default_factory=lambda: array("I"))  # bytes
-    line: array[int] = field(default_factory=lambda: array("I"))  # 1-based, as the user counts
-    digest: bytearray = field(default_factory=bytearray)  # 16 bytes a row
-    id_hash: array[int] = field(default_factory=lambda: array("q"))  # 0 where there is no id
-    url: array[int] = field(default_factory=lambda: array("i"))
-    model: array[int] = field(default_factory=lambda: array("i"))  # -1 where none is named
-    flags: array[int] = field(default_factory=lambda: array("B"))
+_RECORD = struct.Struct("<qIIqiiB16s")
+_FIELDS = np.dtype(
+    [
+        ("offset", "<i8"),  # bytes into the source's plain file
+        ("length", "<u4"),  # bytes
+        ("line", "<u4"),  # 1-based, as the user counts
+        ("id_hash", "<i8"),  # 0 where there is no custom_id
+        ("url", "<i4"),
+        ("model", "<i4"),  # -1 where none is named
+        ("flags", "u1"),
+        ("digest", "u1", 16),
+    ]
+)
+"""What is noted of a line while the files are read: one packed record each."""
 
 
 class Job:
@@ -94,7 +97,7 @@ class Job:
         self._descriptors: list[int] = []
         self._first_rows: list[int] = []
         self._file_problems: list[Problem] = []
-        self._columns = _Columns()
+        self._records = bytearray()
         self._urls: dict[str, int] = {}
         self._models: dict[str | None, int] = {None: -1}
         self._duplicate_of: dict[int, int] = {}
@@ -174,14 +177,14 @@ class Job:
         return BatchRequest(row, line.custom_id, line.url, line.body, line.metadata)
 
     def _place(self, row: int) -> tuple[str, int]:
-        return self._sources[self._source_of(row)].name, self._columns.line[row]
+        return self._sources[self._source_of(row)].name, int(self._line[row])
 
     def _source_of(self, row: int) -> int:
-        return int(np.searchsorted(self._first_rows, row, side="right")) - 1
+        return bisect_right(self._first_rows, row) - 1
 
     def _raw(self, row: int) -> bytes:
         descriptor = self._descriptors[self._source_of(row)]
-        return os.pread(descriptor, self._columns.length[row], self._columns.offset[row])
+        return os.pread(descriptor, int(self._length[row]), int(self._offset[row]))
 
     def _read(self, row: int) -> Line:
         try:
@@ -190,21 +193,21 @@ class Job:
             raise self._changed(row) from None
 
     def _parsed(self, row: int) -> Line:
-        if self._columns.length[row] > MAX_LINE_BYTES:
-            return Line(faults=[_too_long(self._columns.length[row])])
+        if int(self._length[row]) > MAX_LINE_BYTES:
+            return Line(faults=[_too_long(int(self._length[row]))])
         return parse(self._raw(row), row, self._passthrough)
 
     def _changed(self, row: int) -> InputError:
         return InputError(f"{self.location(row)}: the file has changed since it was checked; run the command again")
 
-    def _add_file(self, given: str | Path, workdir: Path, fingerprint: hashlib.blake2b) -> None:
+    def _add_file(self, given: str | Path, workdir: Path, fingerprint: hashlib._Hash) -> None:
         """Index one file. A file that cannot be used becomes a problem."""
         try:
             source = prepare(given, workdir, len(self._sources) + len(self._file_problems))
         except FileError as refused:
             self._file_problems.append(refused.problem)
             return
-        before = len(self._columns.offset)
+        before = len(self._records) // _RECORD.size
         self._sources.append(source)
         self._first_rows.append(before)
         self._descriptors.append(os.open(source.path, os.O_RDONLY | os.O_CLOEXEC))
@@ -217,13 +220,14 @@ class Job:
                 severity="warning",
             )
             self._file_problems.append(located(fault, -1, source.name, 1, None))
-        if len(self._columns.offset) == before:
+        if len(self._records) // _RECORD.size == before:
             fault = Fault("empty_file", "the file has no lines but blank ones")
             self._file_problems.append(located(fault, -1, source.name, 0, None))
 
-    def _index_lines(self, source: Source, fingerprint: hashlib.blake2b) -> None:
-        """Append one entry to every column for each line of a source."""
-        columns, urls, models, row = self._columns, self._urls, self._models, len(self._columns.offset)
+    def _index_lines(self, source: Source, fingerprint: hashlib._Hash) -> None:
+        """Append one record for each line of a source."""
+        records, pack, urls, models = self._records, _RECORD.pack, self._urls, self._models
+        row = len(records) // _RECORD.size
         with source.path.open("rb", buffering=2**20) as stream:
             for number, offset, raw, length in read_lines(source, stream):
                 fingerprint.update(raw)
@@ -233,32 +237,28 @@ class Job:
                 else:
                     entry = examine(raw, row, self._passthrough)
                 custom_id, url, model, digest, deterministic, bad, flagged = entry
-                columns.offset.append(offset)
-                columns.length.append(min(length, 2**32 - 1))
-                columns.line.append(number)
-                columns.digest += digest
-                columns.id_hash.append(0 if custom_id is None else hash(custom_id))
-                columns.url.append(urls.setdefault(url, len(urls)))
-                columns.model.append(models.setdefault(model, len(models) - 1))
-                columns.flags.append(bad * _BAD + flagged * _FLAGGED + deterministic * _DETERMINISTIC)
+                id_hash = 0 if custom_id is None else hash(custom_id)
+                url_index, model_index = urls.setdefault(url, len(urls)), models.setdefault(model, len(models) - 1)
+                flags = bad * _BAD + flagged * _FLAGGED + deterministic * _DETERMINISTIC
+                held = min(length, 2**32 - 1)
+                records += pack(offset, held, number, id_hash, url_index, model_index, flags, digest)
                 row += 1
 
     def _finish(self, fingerprint: str, allow_duplicates: bool) -> None:
-        """Turn the columns into arrays (no copies) and look for duplicates."""
-        columns = self._columns
-        self.n = len(columns.offset)
+        """Turn the records into columns and look for duplicates."""
+        records = np.frombuffer(self._records, _FIELDS)
+        self._records = bytearray()
+        self.n = len(records)
         self.urls = list(self._urls)
         self.model_names = [model for model in self._models if model is not None]
         self.fingerprint = fingerprint
-        self._flags = np.frombuffer(columns.flags, np.uint8).copy()
-        self.digest = np.frombuffer(columns.digest, np.uint8).reshape(self.n, 16)
-        self.url_of = np.frombuffer(columns.url, np.int32)
-        self.model_of = np.frombuffer(columns.model, np.int32)
+        self._offset, self._length, self._line = (records[name].copy() for name in ("offset", "length", "line"))
+        self.url_of, self.model_of, self.digest = (records[name].copy() for name in ("url", "model", "digest"))
+        self._flags = records["flags"].copy()
         self.bad = (self._flags & _BAD) != 0
         self.deterministic = (self._flags & _DETERMINISTIC) != 0
         if not allow_duplicates:
-            self._find_duplicates(np.frombuffer(columns.id_hash, np.int64))
-        columns.id_hash = array("q")
+            self._find_duplicates(records["id_hash"].copy())
 
     def _find_duplicates(self, id_hash: I64) -> None:
         """Mark each row whose custom_id an earlier row has. Equal hashes only nominate; the ids themselves decide."""
@@ -295,10 +295,10 @@ def read_job(
     allowed and sent unchanged. Raises JournalError if a copy cannot be written.
     """
     job = Job(passthrough)
-    hasher = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.sha256()
     for given in paths:
         job._add_file(given, Path(workdir), hasher)
-    job._finish(hasher.hexdigest(), allow_duplicates)
+    job._finish(hasher.hexdigest()[:32], allow_duplicates)
     return job
 
 

@@ -144,6 +144,7 @@ class Common(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     frequency_penalty: Penalty | None = None
     logit_bias: Bias | None = None
     user: str | None = None
+    metadata: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
 
@@ -217,7 +218,6 @@ class ChatBody(Common, kw_only=True):
     prediction: dict[str, Any] | None = None
     service_tier: str | None = None
     store: bool | None = None
-    metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

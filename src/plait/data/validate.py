@@ -106,9 +106,7 @@ def digest_of(url: str, body: dict[str, Any]) -> tuple[bytes, bool]:
 
 def _typed_digest(url: str, body: ChatBody | CompletionBody) -> bytes:
     """Digest of a decoded body without the fields that cannot change its answer. Mutates the body."""
-    body.user = body.stream = None
-    if isinstance(body, ChatBody):
-        body.metadata = None
+    body.user = body.metadata = body.stream = None
     return _hash(url, _ENCODER.encode(body))
 
 
