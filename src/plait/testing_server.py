@@ -1,8 +1,8 @@
 """A loopback HTTP server that misbehaves on command: for tests of clients of OpenAI-compatible servers.
 
-``LoopbackServer(behaviour)`` calls ``behaviour(call)`` for every request and sends the ``Reply`` it returns: late, cut in the
-middle, never, or as a proxy's error page. ``FAULTS`` names the usual ones; ``echo`` is an honest chat server;
-``plait.testing_model`` adds one with slots, a prefix cache and metrics. ``python -m plait.testing_server`` serves an instant answer.
+``LoopbackServer(behaviour)`` calls ``behaviour(call)`` for every request and sends the ``Reply`` it returns: late, cut
+in the middle, never, or as a proxy's error page. ``FAULTS`` names the usual ones; ``echo`` is an honest chat server;
+``plait.testing_model`` has slots, a prefix cache and metrics. ``python -m plait.testing_server`` answers at once.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def models(name: str = "echo", max_model_len: int = 8192) -> Reply:
 
 def too_many_requests(retry_after: str | None) -> Reply:
     """429, with a Retry-After header where one is given."""
-    return error(429, "rate limit reached", "rate_limit_exceeded", (("Retry-After", retry_after),) if retry_after else ())
+    return error(
+        429, "rate limit reached", "rate_limit_exceeded", (("Retry-After", retry_after),) if retry_after else ()
+    )
 
 
 def http_date(in_s: float) -> str:
@@ -167,6 +169,11 @@ class LoopbackServer:
         """Base URL, ending in /v1."""
         return f"http://127.0.0.1:{self.port}/v1"
 
+    @property
+    def listening(self) -> bool:
+        """False between ``kill`` and ``revive``."""
+        return self._server is not None
+
     def revive(self) -> None:
         """Listen (again). No-op while it listens."""
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
@@ -183,11 +190,16 @@ class LoopbackServer:
 
     async def _die(self) -> None:
         self.die()
+        await asyncio.sleep(0.005)  # lets the connections end
 
     def die(self) -> None:
         """``kill`` from inside the server's own loop."""
         if self._server is not None:
-            self._server.close()
+            for listener in self._server.sockets:
+                self._loop.remove_reader(listener.fileno())
+            self._loop.call_soon(
+                self._server.close
+            )  # after the connections that were just accepted: asyncio drops those
             self._server = None
         for connection in list(self.connections):
             connection.abort()
@@ -203,7 +215,9 @@ class LoopbackServer:
     def __enter__(self) -> LoopbackServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -221,6 +235,8 @@ class _Connection(asyncio.Protocol):
         self.transport = transport
         self.server.connections.add(self)
         self.server.accepted += 1
+        if not self.server.listening:  # it was just being accepted when the server died
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(self)

@@ -1,7 +1,7 @@
 """Which request goes to which server next: prefix groups stay together, work stays balanced, nobody idles at the tail.
 
-Pure bookkeeping over servers 0..k-1: no sockets, no clock. Requests of one affinity share a prefix worth caching; the first
-of a group on a server primes it there, the others wait for that answer as long as something else can be sent.
+Pure bookkeeping over servers 0..k-1: no sockets, no clock. Requests of one affinity share a prefix worth caching; the
+first of a group on a server primes it there, the others wait for that answer while something else is sent.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 from plait.engine.answers import Fault
 from plait.events import EngineRequest
+from plait.table import NO_LIMIT
 
-SPILL = 0.25
-"""A group leaves its home when the home has this share of work more than the least loaded server."""
+SPILL, SPILL_REQUESTS = 0.25, 32
+"""A group leaves its home when the home has this share, and this many requests, more work than the least loaded server.
+Below that, idle servers help themselves."""
 LOOK = 64
 """Requests of a queue that are looked at to find one whose prefix is not just being primed."""
 GROUPS = 1 << 16
@@ -30,7 +32,10 @@ UNKNOWN_OUTPUT_TOKENS = 256
 class Flight:
     """One request on its way through the pool, from ``submit`` to its terminal event."""
 
-    request: EngineRequest
+    row: int
+    url: str
+    body: bytes
+    max_tokens: int
     affinity: int
     prompt_tokens: float
     work: float
@@ -45,9 +50,22 @@ class Flight:
     first_stall_s: float = 0.0
     crashes: int = 0
     """Times a server died while it was in flight there."""
+    refusals: int = 0
+    refused_s: float = -1.0
+    """Time of the first 429; -1 if there was none."""
+    unreached: int = 0
+    """Times no connection could be made."""
     fault: Fault | None = None
+    charge: list[float] | None = None
+    """Its entry in the token rate limit."""
+    cancelled: bool = False
     primer: bool = False
-    done: bool = False
+    """Others of its group wait for its answer on this server."""
+
+    @property
+    def reserve_tokens(self) -> float:
+        """Tokens it may take at most, as rate limits count them."""
+        return self.prompt_tokens + (UNKNOWN_OUTPUT_TOKENS if self.max_tokens >= NO_LIMIT else self.max_tokens)
 
 
 def affinity_of(request: EngineRequest) -> int:
@@ -145,6 +163,14 @@ class Balancer:
             _remember(member.warm, flight.affinity, None)
         flight.server = -1
 
+    def stop_priming(self, flight: Flight) -> None:
+        """The rest of a primer's group need not wait for it any longer."""
+        if flight.primer:
+            member = self.members[flight.server]
+            member.priming.pop(flight.affinity, None)
+            _remember(member.warm, flight.affinity, None)
+            flight.primer = False
+
     def remove(self, flight: Flight) -> bool:
         """Take a waiting flight out of its queue; False if it is in none."""
         for queue, member in [(self.orphans, None), *((member.queue, member) for member in self.members)]:
@@ -184,7 +210,11 @@ class Balancer:
             return None
         least = min(up, key=lambda member: (member.index == flight.avoid, member.work))
         home = self.members[self.homes.get(flight.affinity, least.index)]
-        if not home.up or home.index == flight.avoid or home.work > least.work * (1 + SPILL) + 2 * flight.work:
+        if (
+            not home.up
+            or home.index == flight.avoid
+            or home.work > least.work * (1 + SPILL) + SPILL_REQUESTS * flight.work
+        ):
             home = least
         _remember(self.homes, flight.affinity, home.index)
         return home
@@ -219,7 +249,8 @@ def _remember(table: OrderedDict[int, Any], key: int, value: Any) -> None:
         table.popitem(last=False)
 
 
-def flight_of(request: EngineRequest, bytes_per_token: float, body_bytes: int) -> Flight:
+def flight_of(request: EngineRequest, body: bytes, bytes_per_token: float) -> Flight:
     """A flight with its expected work: prompt tokens (from bytes where the job was not tokenised) plus output."""
-    prompt = body_bytes / bytes_per_token if request.token_ids is None else float(len(request.token_ids))
-    return Flight(request, affinity_of(request), prompt, prompt + min(request.max_tokens, UNKNOWN_OUTPUT_TOKENS))
+    prompt = len(body) / bytes_per_token if request.token_ids is None else float(len(request.token_ids))
+    work = prompt + min(request.max_tokens, UNKNOWN_OUTPUT_TOKENS)
+    return Flight(request.row, request.url, body, request.max_tokens, affinity_of(request), prompt, work)

@@ -1,7 +1,7 @@
 """What a server says about itself: Prometheus metrics, /v1/models, and the info pages of llama.cpp, SGLang and TGI.
 
-Metric names: vLLM ``docs/usage/metrics``, SGLang ``references/production_metrics``, llama.cpp ``tools/server/README`` and
-TGI ``reference/metrics`` (``benchmarks/servers.py`` and the tests read real llama.cpp pages).
+Metric names as the servers' own manuals give them: vLLM (usage/metrics), SGLang (references/production_metrics),
+llama.cpp (tools/server/README), TGI (reference/metrics).
 """
 
 from __future__ import annotations
@@ -130,9 +130,13 @@ def with_metrics(info: ServerInfo, samples: Samples) -> ServerInfo:
 def with_models(info: ServerInfo, page: Mapping[str, Any]) -> ServerInfo:
     """Add what GET /v1/models says."""
     entries = [entry for entry in page.get("data") or () if isinstance(entry, dict)]
-    contexts = [_whole(entry.get("max_model_len")) or _whole((entry.get("meta") or {}).get("n_ctx")) for entry in entries]
+    contexts = [
+        _whole(entry.get("max_model_len")) or _whole((entry.get("meta") or {}).get("n_ctx")) for entry in entries
+    ]
     names = tuple(str(entry["id"]) for entry in entries if "id" in entry)
-    return replace(info, models=names, max_context_tokens=min((c for c in contexts if c), default=info.max_context_tokens))
+    return replace(
+        info, models=names, max_context_tokens=min((c for c in contexts if c), default=info.max_context_tokens)
+    )
 
 
 def with_props(info: ServerInfo, page: Mapping[str, Any]) -> ServerInfo:

@@ -1,4 +1,4 @@
-"""How many requests a server should hold, and how fast a user allows us to send: pure arithmetic, no clock of its own."""
+"""How many requests a server should hold, and how fast a user allows us to send: arithmetic without a clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 QUEUE_DEPTH = 4
-"""Requests a server should have waiting: enough that a freed place is filled at once, few enough that our order stays the
-order."""
+"""Requests a server should have waiting: enough that a freed place is filled at once, few enough that our order stays
+the order."""
 START = 8
 DECREASE = 0.6
 GROWTH = 1.5
@@ -21,8 +21,9 @@ HOLD_EPOCHS = 8
 class Window:
     """Limit on a server's requests in flight.
 
-    With ``load`` reports (the server's own metrics) the limit is what runs plus a short queue. Without them it climbs while
-    throughput rises, by epochs of one window of answers. ``refused`` (429, overload) cuts it; answers raise it again.
+    With ``load`` reports (the server's own metrics) the limit is what runs plus a short queue. Without them it climbs
+    while throughput rises, by epochs of two windows of answers. ``refused`` (429, overload) cuts it; answers raise it
+    by one a window until it is back where it was.
     """
 
     ceiling: int = 4096
@@ -38,7 +39,8 @@ class Window:
     epoch_s: float = -1.0
     epoch_work: float = 0.0
     epoch_answers: int = 0
-    cut_recently: bool = False
+    recover_to: float = 0.0
+    """Limit before the last cut; 0 once it has been reached again."""
     full: bool = False
     """The window was reached in this epoch: only then does its throughput say something about it."""
 
@@ -53,35 +55,38 @@ class Window:
         if sent_s <= self.cut_s:
             return
         self.cut_s = now_s
-        self.cut_recently = True
+        self.recover_to = max(self.recover_to, self.limit)
         self._set(min(self.limit, in_flight + 1) * DECREASE)
         self._restart(now_s)
 
     def answered(self, work_tokens: float, now_s: float) -> None:
         """An answer arrived; ``work_tokens`` is what it took (prompt computed + output)."""
-        if self.measured and not self.cut_recently:
+        if self.recover_to:
+            self._set(self.limit + 1 / self.limit)
+            if self.limit >= self.recover_to:
+                self.recover_to = 0.0
             return
-        if self.cut_recently:
-            self._set(self.limit + 1 / max(self.limit, 1.0))
+        if self.measured:
+            return
         if self.epoch_s < 0:
             self._restart(now_s)
             return
         self.epoch_work += work_tokens
         self.epoch_answers += 1
         if self.epoch_answers >= max(2 * self.limit, 8) and now_s > self.epoch_s:
-            if self.full and not self.cut_recently:
+            if self.full:
                 self._climb(self.epoch_work / (now_s - self.epoch_s))
             self._restart(now_s)
 
     def load(self, running: float, waiting: float) -> None:
         """The server's own count of running and waiting requests."""
         self.measured = True
-        if self.cut_recently:
+        if self.recover_to:
             return
         if waiting > QUEUE_DEPTH:
             self._set(running + QUEUE_DEPTH)
         elif waiting <= QUEUE_DEPTH / 2 and self.full:
-            self._set(max(self.limit, min(self.limit * GROWTH, running + waiting + max(QUEUE_DEPTH, running / 2))))
+            self._set(max(self.limit, min(2 * self.limit, running + waiting + max(QUEUE_DEPTH, running / 2))))
             self.full = False
 
     def _climb(self, rate: float) -> None:
@@ -128,7 +133,7 @@ class RateLimit:
         over = self.total + units - self.per_minute
         if over <= 0 or not self.spent:
             return 0.0
-        for t_s, amount in self.spent:
+        for t_s, amount, _ in self.spent:
             over -= amount
             if over <= 0:
                 return t_s + MINUTE_S - now_s
