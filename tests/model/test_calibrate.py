@@ -57,7 +57,9 @@ def test_a_prior_that_is_wrong_by_a_factor_is_corrected(factor: float) -> None:
 def test_totals_are_predicted_within_5_percent_whatever_the_machine(
     factors: list[float], overlapped: float, seed: int
 ) -> None:
-    truth = StepTime(*(value * factor for value, factor in zip(CPU[:6], factors, strict=True)), overlapped=overlapped)
+    names = StepTime._fields[:6]
+    changed = {name: getattr(CPU, name) * factor for name, factor in zip(names, factors, strict=True)}
+    truth = CPU._replace(overlapped=overlapped, **changed)
     prior = CPU._replace(overlapped=overlapped)
     found = fit_steps(mixed_steps(truth, 600, seed, 0.1), prior)
     assert total_error(found.step_time, truth) < 0.05

@@ -1,9 +1,9 @@
 """Fit the constants of ``StepTime`` to the steps of a live engine.
 
 A step's time is linear in the constants once it is known which side of each maximum is the longer one; so the fit
-alternates between deciding that and a non-negative least-squares problem of seven unknowns on relative errors. Steps far
-off the rest (a first step that compiles, a machine that slept) get no weight. What the steps do not tell apart keeps the
-proportions of the prior, which as a whole is first scaled to the observed times.
+alternates between deciding that and a non-negative least-squares problem of seven unknowns on relative errors. Steps
+far off the rest (a first step that compiles, a machine that slept) get no weight. What the steps do not tell apart
+keeps the proportions of the prior, which as a whole is first scaled to the observed times.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Calibrator:
 
 
 def fit_steps(observed: Observed, prior: StepTime) -> Calibration:
-    """Constants of the steps. ``interference``, ``overlapped`` and the ratio of network to GEMM time are the prior's."""
+    """Constants of the steps. ``interference``, ``overlapped`` and network time relative to GEMM time are the prior's."""
     seconds = observed.duration_s
     if len(seconds) == 0:
         return Calibration(prior, 0.0, 0, 0)
@@ -101,11 +101,8 @@ def fit_steps(observed: Observed, prior: StepTime) -> Calibration:
         unit = np.where(target > 0, target, np.median(seconds) / np.maximum(columns.mean(axis=0), 1e-9))
         relative = columns * unit / seconds[:, None]
         found = _non_negative(relative, weight, target / unit) * unit
-        network = found[0] / target[0] if target[0] > 0 else 1.0
-        st = st._replace(**dict(zip(_FITTED, found.tolist(), strict=True)))
-        st = st._replace(
-            comm_s_per_token=prior.comm_s_per_token * st.gemm_s_per_token / max(prior.gemm_s_per_token, 1e-30)
-        )
+        network = prior.comm_s_per_token / max(prior.gemm_s_per_token, 1e-30) * float(found[0])
+        st = st._replace(comm_s_per_token=network, **dict(zip(_FITTED, found.tolist(), strict=True)))
         weight = _weights(_predict(st, observed) / seconds - 1)
     kept = weight > 0
     st = _scaled(st, float(seconds[kept].sum() / _predict(st, observed)[kept].sum()))  # totals matter for an ETA
@@ -150,13 +147,13 @@ def _columns(st: StepTime, x: Observed) -> F64:
 
 def _weights(error: F64) -> F64:
     """Weight of each step from its relative error: 1 near the middle, falling to 0 at _OUTLIER deviations (Tukey)."""
-    spread = max(1.4826 * float(np.median(np.abs(error - np.median(error)))), 1e-3)
+    spread = max(1.4826 * float(np.median(np.abs(error))), 1e-3)
     inside = 1 - (error / (_OUTLIER * spread)) ** 2
     return np.where(inside > 0, inside**2, 0.0)
 
 
 def _non_negative(columns: F64, weight: F64, target: F64) -> F64:
-    """x >= 0 that minimises the weighted mean of (columns · x − 1)² + _PRIOR_WEIGHT |x − target|²; coordinate descent."""
+    """x >= 0 that minimises the weighted mean of (columns · x − 1)² + _PRIOR_WEIGHT |x − target|², by coordinates."""
     total = max(float(weight.sum()), 1e-12)
     gram = (columns * weight[:, None]).T @ columns / total + _PRIOR_WEIGHT * np.eye(columns.shape[1])
     right = columns.T @ weight / total + _PRIOR_WEIGHT * target
