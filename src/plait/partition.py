@@ -103,8 +103,11 @@ def _loads(
 
 @njit
 def _units(parent: I32, node_of: I32, dfs_rows: I64, rows: F64, nodes: F64, limit: float) -> tuple[I64, F64]:
-    """Unit of each row, int64 [n], and the loads of the units, float64 [u, 2]. A subtree whose load is at most
-    ``limit`` is one unit; rows that hang directly off a larger one are put together until their prefix matters little."""
+    """Unit of each row, int64 [n], and the loads of the units, float64 [u, 2].
+
+    A subtree whose load is at most ``limit`` is one unit; rows that hang directly off a larger one are put together
+    until their prefix hardly matters.
+    """
     m, n = len(parent), len(node_of)
     below = np.zeros((m, 2))
     below[:, 0] = nodes

@@ -1,0 +1,141 @@
+"""An independent, slow check of a simulated schedule: plain loops and its own arithmetic, nothing of the scheduler's.
+
+What a run without preemption did can be rebuilt from three facts a request (the step that ended its prefill, the step
+that made its last token, its lengths), so every record of every step is checked exactly. With preemptions the steps in
+between are unknown, and totals and limits are checked instead.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from plait.events import Capacity
+from plait.model.steptime import StepTime
+from plait.simulate import Result
+from plait.table import I64, RequestTable
+from plait.tree.prefix import PrefixTree
+
+
+def check_schedule(
+    run: Result, table: RequestTable, tree: PrefixTree, output_tokens: I64, capacity: Capacity, step_time: StepTime
+) -> None:
+    """Assert that the run is a schedule: each request once, KV within capacity, tokens conserved, time adding up."""
+    output = [int(min(d, cap)) for d, cap in zip(output_tokens, table.max_tokens, strict=True)]
+    steps = [{name: step[name].item() for name in run.steps.dtype.names} for step in run.steps]
+    _each_request_once(run, table.n)
+    _time_adds_up(run, steps, step_time)
+    _limits_hold(steps, capacity)
+    _tokens_are_conserved(run, steps, table, tree, output)
+    if run.preemptions == 0:
+        _every_step_decodes_what_it_says(run, steps, table, output)
+        _kv_holds_at_least_what_runs(run, steps, table, tree, output, max(1, capacity.block_tokens))
+
+
+def _each_request_once(run: Result, n: int) -> None:
+    assert sorted(int(row) for row in run.completion_order) == list(range(n))
+    finish = [float(run.finish_s[row]) for row in run.completion_order]
+    assert all(a <= b for a, b in pairwise(finish)), "completed out of order"
+    for row in range(n):
+        assert 0 <= run.admit_s[row] <= run.start_s[row] <= run.finish_s[row] <= run.makespan_s, f"row {row}"
+
+
+def _time_adds_up(run: Result, steps: list[dict[str, Any]], st: StepTime) -> None:
+    """Each step takes what the machine needs for its tokens; steps follow one another without a gap."""
+    now = 0.0
+    for k, step in enumerate(steps):
+        tokens = step["prefill_tokens"] + step["decode_seqs"]
+        gemm = max(st.weights_s, st.gemm_base_s + st.gemm_s_per_token * tokens)
+        sides = [
+            gemm + st.prefill_attn_s * step["prefill_context_tokens"],
+            st.kv_read_s_per_token * step["decode_context_tokens"],
+            st.comm_s_per_token * tokens,
+        ]
+        sides.sort()
+        rest = sides[0] + sides[1]
+        seconds = sides[2] + (st.interference if st.overlapped == 1.0 else 1.0) * rest
+        seconds += st.overhead_s + st.decode_seq_s * step["decode_seqs"]
+        now += seconds
+        assert abs(step["duration_s"] - seconds) <= 1e-9 + 1e-9 * seconds, f"step {k} took {step['duration_s']}"
+        assert abs(step["t_s"] - now) <= 1e-6 + 1e-9 * now, f"step {k} ended at {step['t_s']}, not {now}"
+        assert tokens > 0, f"step {k} did nothing"
+    assert abs(run.makespan_s - now) <= 1e-6 + 1e-9 * now
+
+
+def _limits_hold(steps: list[dict[str, Any]], capacity: Capacity) -> None:
+    for k, step in enumerate(steps):
+        if capacity.kv_tokens:
+            assert 0 <= step["kv_tokens"] <= capacity.kv_tokens, f"step {k}: {step['kv_tokens']} KV tokens"
+        if capacity.max_num_seqs:
+            assert step["decode_seqs"] <= capacity.max_num_seqs, f"step {k}: {step['decode_seqs']} sequences"
+        if capacity.max_batched_tokens:
+            # a decode batch is never cut: prefill gets what is left of the chunk
+            assert step["prefill_tokens"] <= max(0, capacity.max_batched_tokens - step["decode_seqs"]), f"step {k}"
+
+
+def _tokens_are_conserved(
+    run: Result, steps: list[dict[str, Any]], table: RequestTable, tree: PrefixTree, output: list[int]
+) -> None:
+    """All prefill is accounted for, and lies between everything shared and nothing shared."""
+    prefilled = sum(step["prefill_tokens"] for step in steps)
+    assert prefilled == run.prefill_tokens
+    segments, parents = tree.prefix_tokens, tree.parent
+    unique = sum(int(segments[v] - segments[parents[v]]) for v in range(1, tree.n_nodes))
+    unique += sum(int(p) - int(segments[v]) for p, v in zip(table.prompt_tokens, tree.node_of, strict=True))
+    whole = sum(max(1, int(p)) for p in table.prompt_tokens)
+    assert prefilled >= unique, f"{prefilled} tokens prefilled, {unique} distinct ones exist"
+    if run.preemptions == 0:
+        assert prefilled <= whole
+        assert run.recomputed_tokens == 0
+    decoded = sum(step["decode_seqs"] for step in steps)
+    needed = sum(d - 1 for d in output)
+    assert needed - run.preemptions <= decoded <= needed, f"{decoded} decodes for {needed} tokens"
+
+
+def _step_of(run: Result, steps: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    """Number of the step that gave each request its first token, and its last one."""
+    at = {step["t_s"]: k for k, step in enumerate(steps)}
+    assert len(at) == len(steps), "two steps end at the same time"
+    return [at[float(t)] for t in run.start_s], [at[float(t)] for t in run.finish_s]
+
+
+def _every_step_decodes_what_it_says(
+    run: Result, steps: list[dict[str, Any]], table: RequestTable, output: list[int]
+) -> None:
+    """A request decodes once in each step after its first token, and reads its prompt and the tokens it has."""
+    seqs, context = [0] * len(steps), [0] * len(steps)
+    first, last = _step_of(run, steps)
+    for row in range(table.n):
+        assert last[row] - first[row] == output[row] - 1, f"row {row}: steps {first[row]} to {last[row]}"
+        for generated, k in enumerate(range(first[row] + 1, last[row] + 1), start=1):
+            seqs[k] += 1
+            context[k] += int(table.prompt_tokens[row]) + generated
+    assert seqs == [step["decode_seqs"] for step in steps]
+    assert context == [step["decode_context_tokens"] for step in steps]
+
+
+def _kv_holds_at_least_what_runs(
+    run: Result, steps: list[dict[str, Any]], table: RequestTable, tree: PrefixTree, output: list[int], block: int
+) -> None:
+    """After a step KV holds every decoding request's own tokens, in whole blocks, and each shared prefix once."""
+    own = [0] * len(steps)
+    nodes: list[set[int]] = [set() for _ in steps]
+    first, last = _step_of(run, steps)
+
+    def segment(v: int) -> int:
+        """Tokens of a node's own segment that lie in whole blocks."""
+        above = int(tree.prefix_tokens[tree.parent[v]])
+        return int(tree.prefix_tokens[v]) // block * block - above // block * block
+
+    for row in range(table.n):
+        path, v = set(), int(tree.node_of[row])
+        while v > 0:
+            path.add(v)
+            v = int(tree.parent[v])
+        private = int(table.prompt_tokens[row]) - sum(segment(v) for v in path)
+        for generated, k in enumerate(range(first[row], last[row]), start=1):
+            own[k] += -(-(private + generated) // block) * block
+            nodes[k] |= path
+    for k, step in enumerate(steps):
+        held = own[k] + sum(segment(v) for v in nodes[k])
+        assert step["kv_tokens"] >= held, f"step {k}: {step['kv_tokens']} KV tokens, {held} are in use"
