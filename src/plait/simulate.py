@@ -36,6 +36,7 @@ class Result:
     recomputed_tokens: int  # KV tokens thrown away by preemption
     preemptions: int
     unique_tokens_computed: int  # prefill_tokens without recomputed ones
+    engine_pre: int = 0
 
 
 def simulate(
@@ -72,7 +73,7 @@ def run(planner: Planner, machine: Machine, step_time: StepTime, until_s: float 
         if engine["logged"] == len(machine.log):
             machine = machine.with_longer_log()
         goal = min(n, seen + planner.until_replan())
-        if not loop(planner.state.c, machine.e, step_time, goal, until_s, scratch):
+        if not loop(planner.state.c, machine.e, step_time, goal, until_s, planner.until_step(), scratch):
             raise CapacityError("the scheduler left the engine idle with rows waiting")
         rows = machine.finished_rows[seen : int(engine["finished"])].astype(np.int64)
         planner.observe_rows(rows, machine.output[rows].astype(np.int64))
@@ -94,6 +95,7 @@ def result(planner: Planner, machine: Machine) -> Result:
         recomputed_tokens=int(engine["recomputed"]),
         preemptions=int(planner.state.scalars["preemptions"][0]),
         unique_tokens_computed=int(engine["prefilled"] - engine["recomputed"]),
+        engine_pre=int(engine["preempted"]),
     )
 
 

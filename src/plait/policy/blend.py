@@ -24,14 +24,15 @@ def blend(view: View) -> Order:
         return Order(depth_first_long_first(view.tree, view.expected_output_tokens))
     unit = split_units(view.tree, SHARING_KEPT)
     order = shuffled_depth_first(view.tree, view.seed)
-    compute, memory = work(view)
+    compute, memory, _ = work(view)
     heavy = np.bincount(unit, compute) >= np.bincount(unit, memory)
     left = heavy[unit[order]]
     return Order(order[left], right=order[~left], kernel="blend")
 
 
-def work(view: View) -> tuple[F64, F64]:
-    """Compute and memory seconds of each row, float64 [n]; a shared segment's prefill is split among the rows below it."""
+def work(view: View) -> tuple[F64, F64, F64]:
+    """Compute seconds, memory seconds and prefill tokens of each row, float64 [n] each; a shared segment's prefill is
+    split among the rows below it."""
     st, tree = view.step_time, view.tree
     prompt = view.table.prompt_tokens.astype(np.float64)
     rows_below = np.maximum(1, tree.row_end - tree.row_begin)
@@ -45,7 +46,7 @@ def work(view: View) -> tuple[F64, F64]:
     compute = st.gemm_s_per_token * (tokens + output) + st.prefill_attn_s * pairs
     square = output**2 if view.expected_square is None else view.expected_square
     memory = st.kv_read_s_per_token * (prompt * output + square / 2)
-    return compute, memory
+    return compute, memory, tokens
 
 
 def depth_first_long_first(tree: PrefixTree, expected: F64) -> I64:

@@ -15,6 +15,8 @@ from plait.scheduling.queues import gated, peek
 from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, rows_of
 from plait.table import I64
 
+DOUBT = 2.0
+"""Remaining memory may be over-estimated by this factor before compute is spread too thin."""
 BACKLOG_STEPS = 2.0
 """Steps' worth of prefill kept ready, so that a step is never short of it."""
 
@@ -30,15 +32,20 @@ def prefill_for(c: Records, compute_s: float) -> float:
 def targets(c: Records, right_waits: bool) -> tuple[float, float]:
     """(prefill tokens at which compute equals memory, prefill tokens wanted from the left) of the next step.
 
-    Where compute is scarcer than memory it is spread: remaining compute / remaining memory. Where it is not, 1:1 while
-    right rows wait, so that memory work ends first and only compute, which needs no company, is left over.
+    While right rows wait: 1:1, so that memory work ends first and only compute, which needs no company, is left over.
+    Where compute is scarcer than memory it is spread: remaining compute / remaining memory. Where memory work is running
+    out, what is left of the compute is spread over the steps that the running right rows still need.
     """
     memory_s = c.kv_read_s * c.decode_context
-    ratio = max(0.0, c.compute_left_s) / max(c.memory_left_s, 1e-9)
-    if right_waits:
-        ratio = min(ratio, 1.0)
-    balanced = prefill_for(c, max(c.weights_s, max(1.0, ratio) * memory_s))
-    return balanced, min(balanced, prefill_for(c, max(c.weights_s, ratio * memory_s)))
+    compute_left_s = max(0.0, c.compute_left_s)
+    balanced_s = max(c.weights_s, memory_s)
+    spread_s = memory_s * compute_left_s / max(c.memory_left_s, 1e-9)
+    wanted_s = max(c.weights_s, min(memory_s, DOUBT * spread_s))
+    if not right_waits and compute_left_s > c.memory_left_s:
+        wanted_s = max(balanced_s, compute_left_s / profile.steps_of_right(c))
+        balanced_s = wanted_s
+    balanced = prefill_for(c, balanced_s)
+    return balanced, min(balanced, prefill_for(c, wanted_s))
 
 
 @njit
@@ -52,7 +59,7 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
         balanced = wanted = float(c.chunk)
     count = _admit_right(c, out, waiting_right, balanced, wanted)
     count, short = _admit_left(c, out, count, wanted)
-    preempted = _relieve(c, out, short, wanted)
+    preempted = _relieve(c, out, short)
     budget = min(balanced, wanted + c.backlog_right)
     return count, preempted, max(1, int(budget))
 
@@ -99,18 +106,25 @@ def _admit_left(c: Records, out: I64, count: int, wanted: float) -> tuple[int, b
 
 
 @njit
-def _relieve(c: Records, out: I64, short: bool, wanted: float) -> int:
-    """Count what steps lack because memory keeps left rows out; preempt the youngest right row once that outweighs it."""
-    lacking = int(wanted) - c.backlog
-    if not short or lacking <= 0:
-        if not short:
-            c.starved_tokens = 0
+def _relieve(c: Records, out: I64, short: bool) -> int:
+    """Count the prefill that would have been hidden under this step's KV reads and that memory kept out; preempt the
+    cheapest right row once that outweighs computing its tokens again."""
+    if not short:
+        c.starved_tokens = 0
+        return 0
+    lacking = int(prefill_for(c, max(c.weights_s, c.kv_read_s * c.decode_context))) - c.backlog
+    if lacking <= 0:
         return 0
     c.starved_tokens += lacking
-    victim = c.tail_right
-    if victim < 0 or rows_of(c)[victim].status != DECODE:
-        return 0
-    if c.starved_tokens < rows_of(c)[victim].private + profile.generated(c, victim):
+    rows = rows_of(c)
+    victim, cost = -1, c.starved_tokens
+    row = c.tail_right
+    while row >= 0:
+        again = rows[row].private + profile.generated(c, row)
+        if rows[row].status == DECODE and again < cost:
+            victim, cost = row, again
+        row = rows[row].prev
+    if victim < 0:
         return 0
     c.starved_tokens = 0
     out[len(out) - 1] = victim

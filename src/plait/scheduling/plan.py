@@ -12,8 +12,9 @@ from plait.events import Decision
 from plait.policy.base import Order, View, order_function
 from plait.policy.blend import work
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
-from plait.scheduling.profile import chances, reads_ahead, refresh
-from plait.scheduling.state import WAITING, longest_output, new_state
+from plait.scheduling.outlook import BEYOND_SEEN, chances, moments
+from plait.scheduling.profile import reads_ahead, refresh
+from plait.scheduling.state import DECODE, WAITING, longest_output, new_state
 from plait.table import F64, I64
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 KERNELS = {"queue": QUEUE, "dual-scan": DUAL_SCAN, "blend": BLEND}
 REPLAN_GROWTH = 1.5
 """Answers seen grow by this factor between two plans: the work of planning stays a constant share of the job's."""
+REFRESH_STEPS, REFRESH_GROWTH = 1000, 0.1
+"""Decode steps between two refreshes of the length curves: so many, and so much of the steps so far."""
 FIRST_REPLAN = 8
 """Answers after which a job without a sample plans again for the first time."""
 
@@ -36,47 +39,66 @@ class Planner:
         horizon = longest_output(view.table.max_tokens, view.expected_output_tokens)
         self.state = new_state(view.table, view.tree, view.capacity, view.step_time, len(lengths.survival), horizon)
         self.state.rows["cls"] = lengths.classes
-        self._take_lengths()
+        self.state.expected[:] = lengths.expected
+        self._take_curves()
         scalars = self.state.scalars[0]
         scalars["exact"] = lengths.exact
-        scalars["spread"] = 0.0 if lengths.exact else 1.0
         self._observed = int(lengths.state.finished.sum())
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
         self._next_replan = len(self._sample) or max(FIRST_REPLAN, int(self._observed * REPLAN_GROWTH))
+        self._next_refresh = REFRESH_STEPS
+        self._longest = _longest_seen(lengths)
         self.order: Order | None = None
 
     def observe(self, row: int, output_tokens: int, finished: bool) -> None:
         """An engine's report on one row's output."""
         self._lengths.observe(row, output_tokens, finished)
         self._observed += finished
+        self._longest = max(self._longest, output_tokens)
 
     def observe_rows(self, rows: I64, output_tokens: I64) -> None:
         """Outputs of rows that finished."""
         self._lengths.observe_rows(rows, output_tokens)
         self._observed += len(rows)
+        self._longest = max(self._longest, int(output_tokens.max(initial=1)))
 
     def until_replan(self) -> int:
         """Answers that may still come in before the next plan; a huge number if there will be none."""
         return 1 << 60 if self._lengths.exact else max(1, self._next_replan - self._observed)
 
+    def until_step(self) -> int:
+        """Decode step at which the estimates are due for a refresh."""
+        return 1 << 60 if self._lengths.exact else self._next_refresh
+
     def replan_if_due(self) -> None:
-        """Refresh the estimates and order the waiting rows anew when enough answers have come in."""
-        if self._observed >= self._next_replan and not self._lengths.exact:
+        """Refresh the estimates, and order the waiting rows anew when enough answers have come in."""
+        if self._lengths.exact:
+            return
+        if self._observed >= self._next_replan:
             self._next_replan = max(self._observed + 1, int(self._observed * REPLAN_GROWTH))
             self.refresh_lengths()
+            self.state.expected[:] = self._lengths.expected
             self.replan()
+        elif self.state.c["step"] >= self._next_refresh:
+            self.refresh_lengths()
+            self._look_ahead()
 
     def refresh_lengths(self) -> None:
-        """New survival curves and expectations from all answers so far."""
+        """New survival curves from all answers so far; running rows count as "longer than this"."""
+        rows, c = self.state.rows, self.state.c
+        running = np.flatnonzero(rows["status"] == DECODE)
+        ages = c["step"] - rows["base"][running]
+        self._longest = max(self._longest, int(ages.max(initial=1)))
+        self._lengths.observe_rows(running, ages, finished=False)
         self._lengths.refresh()
-        self._take_lengths()
-        refresh(self.state.c)
-        self.state.scalars[0]["events"] += 1
+        self._take_curves()
+        refresh(c)
+        c["events"] += 1
+        self._next_refresh = int(c["step"]) + max(REFRESH_STEPS, int(c["step"] * REFRESH_GROWTH))
 
-    def _take_lengths(self) -> None:
-        self.state.expected[:] = self._lengths.expected
+    def _take_curves(self) -> None:
         if not self._lengths.exact:
-            self.state.alive[:] = chances(self._lengths.survival, self._lengths.grid_tokens, self.state.tau)
+            chances(self._lengths.survival, self._lengths.grid_tokens, self.state.tau, self.state.alive)
 
     def replan(self) -> None:
         """Fill the queues with the waiting rows in the policy's order, the length sample first."""
@@ -97,28 +119,39 @@ class Planner:
         scalars["window"], scalars["kappa"] = order.window, order.kappa
         scalars["throttle"] = order.throttle_prefill
         scalars["events"] += 1
-        if order.kernel == "blend" and order.right is not None:
-            self._look_ahead(view, order)
+        if order.kernel == "blend":
+            waits = self.state.rows["status"] == WAITING
+            compute, memory, prefill = work(view)
+            left = order.rows[waits[order.rows]] if waits[order.rows].any() else order.rows
+            scalars["compute_left_s"] = compute[waits].sum() + scalars["gemm_s"] * scalars["backlog"]
+            self._look_ahead()
+            area = memory[left].sum() / max(float(scalars["kv_read_s"]), 1e-15)
+            scalars["left_area"] = area / max(1.0, prefill[left].sum())
 
-    def _look_ahead(self, view: View, order: Order) -> None:
-        """What is left to do, and the KV x steps that left rows hold for each token they prefill."""
-        c, waits = self.state.c, self.state.rows["status"] == WAITING
-        compute, memory = work(view)
-        c["compute_left_s"] = compute[waits].sum() + c["gemm_s"] * c["backlog"]
-        c["memory_left_s"] = memory[waits].sum() + c["kv_read_s"] * reads_ahead(c)
-        left = order.rows[waits[order.rows]] if waits[order.rows].any() else order.rows
-        tokens = compute[left].sum() / max(float(c["gemm_s"]), 1e-12)
-        c["left_area"] = memory[left].sum() / max(float(c["kv_read_s"]), 1e-15) / max(1.0, tokens)
+    def _look_ahead(self) -> None:
+        """KV reading that is left to do: waiting rows by the moments of their classes, running ones by the profile."""
+        c, rows = self.state.c, self.state.rows
+        waits = np.flatnonzero(rows["status"] == WAITING)
+        prompt = rows["prompt"][waits].astype(np.float64)
+        if self._lengths.exact:
+            output = self.state.expected[waits]
+            tokens = float((prompt * output + output**2 / 2).sum())
+        else:
+            mean, square = self._moments()
+            classes = self._lengths.classes[waits]
+            prompts = np.bincount(classes, prompt, minlength=len(mean))
+            tokens = float((prompts * mean + np.bincount(classes, minlength=len(mean)) * square / 2).sum())
+        c["memory_left_s"] = c["kv_read_s"] * (tokens + reads_ahead(c))
+
+    def _moments(self) -> tuple[F64, F64]:
+        return moments(self._lengths.survival, self._lengths.grid_tokens, BEYOND_SEEN * self._longest)
 
     def _squares(self) -> F64 | None:
         """Expected square of each row's output, float64 [n]: the class's ratio of E[d^2] to E[d]^2 times the row's."""
         if self._lengths.exact:
             return None
-        grid, survival = self._lengths.grid_tokens.astype(np.float64), self._lengths.survival
-        width, middle = np.diff(grid), (grid[1:] + grid[:-1]) / 2
-        height = (survival[:, 1:] + survival[:, :-1]) / 2
-        mean = np.maximum((height * width).sum(axis=1), 1e-9)
-        ratio = np.maximum(1.0, 2.0 * (height * width * middle).sum(axis=1) / mean**2)[self._lengths.classes]
+        mean, square = self._moments()
+        ratio = np.maximum(1.0, square / mean**2)[self._lengths.classes]
         return np.minimum(ratio * self.state.expected, self._view.table.max_tokens) * self.state.expected
 
     def decide(self, out: I64) -> Decision:
@@ -137,3 +170,9 @@ class Planner:
         sampled[self._sample] = True
         here = sampled[rows]
         return np.concatenate((rows[here], rows[~here]))
+
+
+def _longest_seen(lengths: Lengths) -> int:
+    """Tokens of the longest answer observed so far, to the resolution of the grid."""
+    seen = np.flatnonzero(lengths.state.finished.sum(axis=0))
+    return int(lengths.grid_tokens[min(seen[-1] + 1, len(lengths.grid_tokens) - 1)]) if len(seen) else 1024

@@ -3,13 +3,11 @@
 A row with g generated tokens is alive tau steps from now with probability S(g + tau) / S(g), S being its class's
 survival curve, and then holds private + g + tau tokens. Summing over rows gives the mean of the total; its variance
 gives the headroom a job needs, instead of a tuned share of the cache. With known lengths S is a step and the variance
-is 0. """
+is 0."""
 
 from __future__ import annotations
 
 import math
-
-import numpy as np
 
 from plait._numba import njit
 from plait.scheduling.kv import free_tokens, uncached
@@ -27,23 +25,14 @@ from plait.scheduling.state import (
     tau_of,
     variance_of,
 )
-from plait.table import F64, I64
 
 BINS_AN_OCTAVE = 4
-
-
-def chances(survival: F64, grid_tokens: I64, tau: F64) -> F64:
-    """Chance that a row of class c and age g is alive tau steps later, float64 [C, AGE_BINS, T], from the classes'
-    survival curves [C, G]. Beyond everything that was seen the tail is scale-free: (g + 1) / (g + tau + 1)."""
-    age = 2.0 ** (np.arange(AGE_BINS) / BINS_AN_OCTAVE) - 1.0
-    when = age[:, None] + tau[None, :]
-    scale_free = (age[:, None] + 1.0) / (when + 1.0)
-    table = np.empty((len(survival), AGE_BINS, TAU_POINTS))
-    for c, curve in enumerate(survival):
-        now = np.interp(age, grid_tokens, curve)[:, None]
-        later = np.interp(when, grid_tokens, curve)
-        table[c] = np.where(now > 1e-6, np.minimum(1.0, later / np.maximum(now, 1e-300)), scale_free)
-    return table
+STALE_SHARE = 1 / 128
+"""Growth of the rows, as a share of the KV cache, that a profile may miss."""
+REFRESH_STEPS = 64
+NEAR_STEPS, NEAR_DEVIATIONS, FAR_DEVIATIONS = 32.0, 3.0, 1.0
+"""Standard deviations of the expected footprint that stay free: an overflow in the next steps means a preemption, at every
+step anew; one that is far off can still be met by admitting less."""
 
 
 @njit
@@ -114,8 +103,9 @@ def refresh(c: Records) -> None:
 
 @njit
 def refresh_if_stale(c: Records) -> None:
-    """Refresh at most every few steps per running row, so that the cost a step stays constant."""
-    if c.step - c.profile_step >= max(16, c.profile_rows // 4):
+    """Refresh when the rows may have grown by STALE_SHARE of the capacity since the last time, or REFRESH_STEPS passed."""
+    steps = c.step - c.profile_step
+    if steps >= REFRESH_STEPS or steps * c.profile_rows >= STALE_SHARE * c.capacity:
         refresh(c)
         c.events += 1
 
@@ -132,7 +122,7 @@ def fits_now(c: Records, row: int) -> bool:
 @njit
 def fits_later(c: Records, row: int, left_at_least: float) -> bool:
     """The expected footprint stays under the capacity at every watched instant if the row starts now:
-    referenced prefixes + right side + max(left side, ``left_at_least``) + spread x standard deviation <= capacity."""
+    referenced prefixes + right side + max(left side, ``left_at_least``) + some standard deviations <= capacity."""
     r = rows_of(c)[row]
     cold, pinned = uncached(c, row)
     room = c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned)
@@ -150,7 +140,8 @@ def fits_later(c: Records, row: int, left_at_least: float) -> bool:
         load = size + tau[k]
         total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
         spread = variance[LEFT, k] + variance[RIGHT, k] + p * (1.0 - p) * load * load
-        if total + c.spread * math.sqrt(max(0.0, spread)) > room:
+        deviations = NEAR_DEVIATIONS if tau[k] <= NEAR_STEPS else FAR_DEVIATIONS
+        if total + deviations * math.sqrt(max(0.0, spread)) > room:
             return False
     return True
 
@@ -163,3 +154,13 @@ def reads_ahead(c: Records) -> float:
     for k in range(TAU_POINTS - 1):
         area += 0.5 * (tau[k + 1] - tau[k]) * (mean[LEFT, k] + mean[RIGHT, k] + mean[LEFT, k + 1] + mean[RIGHT, k + 1])
     return area
+
+
+@njit
+def steps_of_right(c: Records) -> float:
+    """Steps until fewer than one right row is expected to run; at least 1. (mean / tau bounds the expected number.)"""
+    mean, tau = mean_of(c), tau_of(c)
+    k = TAU_POINTS - 1
+    while k > 0 and mean[RIGHT, k] < tau[k]:
+        k -= 1
+    return max(1.0, tau[k])

@@ -103,7 +103,6 @@ _COUNTS = [
 _LIMITS = ["capacity", "block", "max_seqs", "chunk", "gate", "budgeted", "policy", "window", "throttle", "exact"]
 _FACTS = [
     "kappa",
-    "spread",  # standard deviations of the expected footprint kept free
     "gemm_s",
     "weights_s",
     "prefill_attn_s",

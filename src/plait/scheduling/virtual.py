@@ -2,7 +2,7 @@
 
 It shares ``State`` with the scheduler, whose picture of the engine is exact here. A step costs O(1) plus its events:
 decoding rows advance through running sums, the next to finish are found in a calendar by decode step, and only the
-head of the prefill queue is touched. """
+head of the prefill queue is touched."""
 
 from __future__ import annotations
 
@@ -269,10 +269,12 @@ def _finish_due(c: Records, e: Records) -> None:
 
 
 @njit
-def loop(c: Records, e: Records, st: StepTime, until_finished: int, until_s: float, scratch: I64) -> bool:
+def loop(
+    c: Records, e: Records, st: StepTime, until_finished: int, until_s: float, until_step: int, scratch: I64
+) -> bool:
     """Steps until that many rows have finished, the clock has passed ``until_s``, the log is full or nothing is left.
     False if the scheduler left an idle engine with waiting rows."""
-    while e.finished < until_finished and e.now_s < until_s and e.logged < e.log_size:
+    while e.finished < until_finished and e.now_s < until_s and c.step < until_step and e.logged < e.log_size:
         admitted, preempted, budget = decide(c, scratch)
         for i in range(preempted):
             throw_out(c, e, scratch[len(scratch) - 1 - i])
