@@ -1,0 +1,269 @@
+"""The embedded engine's child process: OpenVINO GenAI's continuous batching, one step after the other.
+
+Started as ``python -m plait.engine.openvino_worker FD`` by ``plait.engine.openvino``; speaks ``plait.engine.wire`` over
+that socket. A process of its own because a step holds the interpreter lock. It ends with its parent: the kernel kills
+it (PR_SET_PDEATHSIG), and a closed socket ends it at the latest after the step in progress.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plait.engine.chat import Generated, answer
+from plait.engine.flight import Account, Flight
+from plait.engine.shadow import BLOCK_TOKENS
+from plait.engine.wire import Batch, Cancel, Ready, Refused, Sampling, Setup, Submit, frame, frames, to_child
+from plait.events import Failed, Finished, Preempted, Progress, Started, Step
+
+_PR_SET_PDEATHSIG = 1
+_RECV_BYTES = 1 << 16
+_FLUSH_S = 0.1
+"""Progress and steps are sent together at least this often; beginnings and endings at once."""
+
+
+class Gone(Exception):
+    """The parent closed the socket."""
+
+
+class Link:
+    """Messages from and to the parent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+
+    def receive(self, wait: bool) -> list[Setup | Submit | Cancel]:
+        """Messages that have come; ``wait``: at least one. Raises Gone."""
+        found: list[bytes] = []
+        while True:
+            self._sock.setblocking(wait and not found)
+            try:
+                data = self._sock.recv(_RECV_BYTES)
+            except BlockingIOError:
+                return [to_child(message) for message in found]
+            except ConnectionError:
+                raise Gone from None
+            if not data:
+                raise Gone
+            self._buffer += data
+            found += frames(self._buffer)
+
+    def send(self, message: Ready | Refused | Batch) -> None:
+        """Raises Gone."""
+        self._sock.setblocking(True)
+        try:
+            self._sock.sendall(frame(message))
+        except ConnectionError:
+            raise Gone from None
+
+
+class Worker:
+    """The pipeline and its requests."""
+
+    def __init__(self, link: Link, setup: Setup) -> None:
+        """Loads the model. Raises RuntimeError as OpenVINO does."""
+        import openvino_genai as genai
+
+        config = genai.SchedulerConfig()
+        config.num_kv_blocks = setup.kv_blocks
+        config.max_num_seqs = setup.max_num_seqs
+        config.max_num_batched_tokens = setup.max_batched_tokens
+        config.enable_prefix_caching = setup.prefix_caching
+        config.dynamic_split_fuse = True
+        properties = {"INFERENCE_NUM_THREADS": setup.threads}
+        self._pipeline = genai.ContinuousBatchingPipeline(setup.model_path, config, "CPU", properties)
+        self._tokenizer = self._pipeline.get_tokenizer()
+        own = self._pipeline.get_config()
+        self._eos, self._stops = own.eos_token_id, set(own.stop_token_ids)
+        self._finish = {genai.GenerationFinishReason.STOP: "stop", genai.GenerationFinishReason.LENGTH: "length"}
+        self._running = genai.GenerationStatus.RUNNING
+        self._ignored = genai.GenerationStatus.IGNORED
+        self._link, self._setup = link, setup
+        self._account = Account(setup.kv_blocks, setup.max_batched_tokens)
+        self._serial = 0
+        self._batch = Batch()
+        self._progress: dict[int, int] = {}
+        self._flushed_s = 0.0
+
+    def run(self) -> None:
+        """Until the parent is gone."""
+        while True:
+            for message in self._link.receive(wait=not self._account.flights):
+                if isinstance(message, Submit):
+                    self._add(message)
+                elif isinstance(message, Cancel):
+                    self._cancel(message.rows)
+            if self._account.flights:
+                self._step()
+            self._flush()
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._setup.start_s
+
+    def _add(self, message: Submit) -> None:
+        import openvino
+
+        ids = np.frombuffer(message.token_ids, np.int32)
+        self._serial += 1  # never the row: a cancelled one may come again while the engine still knows it
+        try:
+            config = self._generation_config(message.sampling)
+            tensor = openvino.Tensor(ids.astype(np.int64)[None, :])
+            handle = self._pipeline.add_request(self._serial, tensor, config)
+        except RuntimeError as error:
+            self._fail(message.row, "invalid_value", f"the engine refuses this request: {last_line(error)}", False)
+            return
+        self._account.add(message.row, message.chat, ids, message.sampling).handle = handle
+
+    def _generation_config(self, sampling: Sampling) -> Any:
+        import openvino_genai as genai
+
+        config = genai.GenerationConfig()
+        config.eos_token_id = self._eos
+        config.stop_token_ids = self._stops | set(sampling.stop_token_ids)
+        config.max_new_tokens, config.min_new_tokens = sampling.max_tokens, sampling.min_tokens
+        config.ignore_eos = sampling.ignore_eos
+        config.num_return_sequences = sampling.n
+        config.repetition_penalty = sampling.repetition_penalty
+        config.presence_penalty, config.frequency_penalty = sampling.presence_penalty, sampling.frequency_penalty
+        config.logprobs = 0 if sampling.logprobs is None else 1
+        # With the stop string in, tokens come as they are made; the text is cut when the answer is written.
+        config.stop_strings, config.include_stop_str_in_output = set(sampling.stop), True
+        if sampling.temperature > 0:
+            config.do_sample, config.temperature = True, sampling.temperature
+            config.top_p, config.min_p = sampling.top_p, sampling.min_p
+            if sampling.top_k:
+                config.top_k = sampling.top_k
+            seed = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(4), "little")
+            config.rng_seed = seed % 2**63
+        if sampling.json_schema or sampling.regex or sampling.grammar:
+            structured = genai.StructuredOutputConfig()
+            structured.json_schema, structured.regex = sampling.json_schema, sampling.regex
+            structured.grammar = sampling.grammar
+            config.structured_output_config = structured
+        config.validate()
+        return config
+
+    def _cancel(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            flight = self._account.flights.get(row)
+            if flight is not None:
+                flight.handle.cancel()
+                self._account.remove(flight)
+                self._batch.preempted.append(Preempted(row, self._now_s(), flight.output_tokens, requeue=True))
+
+    def _step(self) -> None:
+        began_s = time.perf_counter()
+        self._pipeline.step()
+        duration_s = time.perf_counter() - began_s
+        now_s = self._now_s()
+        moved = {flight for flight in self._account.flights.values() if self._read(flight)}
+        metrics = self._pipeline.get_metrics()
+        used_blocks = round(metrics.cache_usage / 100 * self._setup.kv_blocks)
+        work = self._account.after_step(moved, metrics.scheduled_requests, used_blocks)
+        for flight in work.began:
+            self._batch.started.append(Started(flight.row, now_s, flight.cached_tokens))
+        for flight in work.preempted:
+            self._batch.preempted.append(Preempted(flight.row, now_s, flight.context_tokens))
+        for flight in moved:
+            self._progress[flight.row] = flight.output_tokens
+        self._batch.steps.append(
+            Step(
+                now_s,
+                duration_s,
+                work.prefill_tokens,
+                work.decode_seqs,
+                used_blocks * BLOCK_TOKENS,
+                work.prefill_context_tokens,
+                work.decode_context_tokens,
+            )
+        )
+        for flight in [f for f in self._account.flights.values() if f.handle.get_status() != self._running]:
+            self._end(flight, now_s)
+
+    def _read(self, flight: Flight) -> bool:
+        """Take over new tokens; True if there were any."""
+        handle, new = flight.handle, False
+        while handle.can_read():
+            for key, part in handle.read().items():
+                output = flight.outputs.setdefault(key, Generated([], [], "length"))
+                output.ids += part.generated_ids
+                output.logprobs += part.generated_log_probs
+                output.finish_reason = self._finish.get(part.finish_reason, output.finish_reason)
+                new = True
+        return new
+
+    def _end(self, flight: Flight, now_s: float) -> None:
+        """The engine is done with a request."""
+        self._account.remove(flight)
+        self._progress.pop(flight.row, None)
+        if flight.handle.get_status() == self._ignored:
+            self._fail(flight.row, "kv_exhausted", "the engine ran out of KV cache and dropped this request", True)
+            return
+        outputs = [flight.outputs[key] for key in sorted(flight.outputs)]
+        prompt, cached = len(flight.ids), flight.cached_tokens
+        name, sampling = self._setup.model_name, flight.sampling
+        done = answer(flight.chat, name, prompt, cached, outputs, sampling, self._decode)
+        self._batch.finished.append(
+            Finished(flight.row, now_s, 200, done.body, prompt, cached, done.output_tokens, done.finish_reasons)
+        )
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _fail(self, row: int, code: str, message: str, retryable: bool) -> None:
+        status = 500 if retryable else 400
+        self._batch.failed.append(Failed(row, self._now_s(), code, message, status_code=status, retryable=retryable))
+
+    def _flush(self) -> None:
+        """Send what happened, at once if a request began or ended."""
+        batch, now_s = self._batch, self._now_s()
+        if not (batch.started or batch.preempted or batch.finished or batch.failed):
+            if now_s - self._flushed_s < _FLUSH_S:
+                return
+        batch.progress = [Progress(row, now_s, tokens) for row, tokens in self._progress.items()]
+        if batch.progress or batch.steps or batch.finished or batch.failed or batch.preempted:
+            self._link.send(batch)
+        self._batch, self._progress, self._flushed_s = Batch(), {}, now_s
+
+
+def last_line(error: Exception) -> str:
+    """OpenVINO's messages begin with source positions and end with the reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def main() -> None:
+    """Serve one parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        return
+    link = Link(socket.socket(fileno=fd))
+    try:
+        setup = link.receive(wait=True)[0]
+        assert isinstance(setup, Setup)
+        began_s = time.perf_counter()
+        try:
+            worker = Worker(link, setup)
+        except (RuntimeError, ImportError) as error:
+            link.send(Refused(last_line(error)))
+            return
+        link.send(Ready(time.perf_counter() - began_s))
+        worker.run()
+    except Gone:
+        pass
+
+
+if __name__ == "__main__":
+    main()
