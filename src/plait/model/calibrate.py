@@ -89,7 +89,7 @@ class Calibrator:
 
 
 def fit_steps(observed: Observed, prior: StepTime) -> Calibration:
-    """Constants of the steps. ``interference``, ``overlapped`` and network time relative to GEMM time are the prior's."""
+    """Constants of the steps. ``interference``, ``overlapped`` and network per GEMM time are the prior's."""
     seconds = observed.duration_s
     if len(seconds) == 0:
         return Calibration(prior, 0.0, 0, 0)

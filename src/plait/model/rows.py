@@ -81,7 +81,7 @@ DEVICES = {
         Device("A10", 125 * _T, 0.600 * _T, 23028 * _MIB, 250 * _T, _A40, *_PCIE4),
         Device("RTX 4090", 165.2 * _T, 1.008 * _T, 24564 * _MIB, 330.3 * _T, _A40, *_PCIE4),
         Device("MI300X", 1307.4 * _T, 5.3 * _T, 196592 * _MIB, 2614.9 * _T, _H100, *_NVLINK4),
-        Device("CPU", 0.2 * _T, 0.036 * _T, 16384 * _MIB, 0.0, _CPU, 10e9, 20e-6),
+        Device("CPU", 0.35 * _T, 0.036 * _T, 16384 * _MIB, 0.0, _CPU, 10e9, 20e-6),
     )
 }
 DEVICES |= {"A100": DEVICES["A100-80"], "4090": DEVICES["RTX 4090"]}
