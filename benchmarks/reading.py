@@ -20,7 +20,8 @@ from pathlib import Path
 from plait.data.job import open_job
 
 SEED = 7
-WORDS = "the harbour heats its old quarter with sea water and three pumps stand in a former fish hall beside".split()
+SENTENCE = "the harbour heats its old quarter with sea water and three pumps stand in a former fish hall beside"
+WORDS = SENTENCE.split()
 
 
 def write_batch(path: Path, lines: int) -> None:

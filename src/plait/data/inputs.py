@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 import zstandard
@@ -217,16 +217,22 @@ def _refuse_other_text(head: bytes, name: str) -> None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         fix = "Convert it, for example with: iconv -f UTF-16 -t UTF-8."
         raise FileError(name, Fault("unsupported_format", "the file is UTF-16; UTF-8 is needed", fix=fix))
-    first = head.removeprefix(BYTE_ORDER_MARK).lstrip().split(b"\n", 1)
-    if len(first) == 2 and first[0].strip() in (b"[", b"{"):
+    lines = [line.strip() for line in head.removeprefix(BYTE_ORDER_MARK).lstrip().split(b"\n", 2)]
+    if len(lines) > 1 and lines[0] in (b"[", b"{") and _object_in(lines[1]) is None:
         fix = "Write one object a line, for example with: jq -c '.[]' (or jq -c . for separate objects)."
         raise FileError(
             name, Fault("unsupported_format", "this is a JSON document over many lines, not JSONL", fix=fix)
         )
-    try:
-        decoded = msgspec.json.decode(first[0])
-    except UNREADABLE:
-        return
-    foreign = foreign_format(decoded) if isinstance(decoded, dict) else None
+    decoded = _object_in(lines[0])
+    foreign = None if decoded is None else foreign_format(decoded)
     if foreign is not None:
         raise FileError(name, foreign)
+
+
+def _object_in(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line, if it is one."""
+    try:
+        decoded = msgspec.json.decode(line)
+    except UNREADABLE:
+        return None
+    return decoded if isinstance(decoded, dict) else None

@@ -13,15 +13,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
-Count: TypeAlias = Annotated[int, Meta(ge=1, description="an integer >= 1")]
-FromZero: TypeAlias = Annotated[int, Meta(ge=0, description="an integer >= 0")]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1, description="an integer from 1 to 2147483647")]
+FromZero: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1, description="an integer from 0 to 2147483647")]
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a 64-bit integer")]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")]
 Positive: TypeAlias = Annotated[float, Meta(gt=0, description="a number > 0")]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")]
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=128, description="an integer from 1 to 128")]
-TopK: TypeAlias = Annotated[int, Meta(ge=-1, description="an integer >= 1, or 0 or -1 for no limit")]
+TopK: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="an integer >= 1, or 0 or -1 for no limit")]
 Stops: TypeAlias = (
     Text | Annotated[list[Text], Meta(max_length=4, description="a string or a list of at most 4 strings")]
 )
@@ -36,9 +36,10 @@ Prompt: TypeAlias = (
 )
 
 
-class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextPart(Struct, forbid_unknown_fields=True):
     """Text inside a list of content parts."""
 
+    type: Literal["text"]
     text: str
 
 

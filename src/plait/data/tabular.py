@@ -48,10 +48,18 @@ def parquet_rows(path: Path, name: str) -> Rows:
             for batch in table.iter_batches(batch_size=_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
-                    yield number, _encoded({key: value for key, value in row.items() if value is not None})
+                    yield number, _encoded(_filled(row))
     except (pyarrow.ArrowException, OSError) as error:
         message = f"the Parquet file cannot be read: {str(error).splitlines()[0]}"
         raise FileError(name, Fault("corrupt_file", message)) from None
+
+
+def _filled(row: dict[str, Any]) -> dict[str, Any]:
+    """The cells that hold something; a row without prompt and messages keeps one of them, to be refused by name."""
+    filled = {key: value for key, value in row.items() if value is not None and value != ""}
+    if "prompt" not in filled and "messages" not in filled:
+        filled["prompt" if "prompt" in row else "messages"] = None
+    return filled
 
 
 def _encoded(row: dict[str, Any]) -> bytes:
@@ -94,7 +102,7 @@ def _csv_line(header: Sequence[str], cells: Sequence[str]) -> bytes:
     if len(cells) != len(header):
         message = f"the row has {len(cells)} cells, the header has {len(header)}"
         return msgspec.json.encode({FAULT_KEY: message})
-    row = {key: _cell(key, text) for key, text in zip(header, cells, strict=True) if text}
+    row = _filled({key: _cell(key, text) for key, text in zip(header, cells, strict=True)})
     try:
         return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except RecursionError:

@@ -35,7 +35,7 @@ UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 _LINE = msgspec.json.Decoder(ChatLine | CompletionLine)
 _ENCODER = msgspec.json.Encoder()
 _FIRST_ID = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")\s*[,}]')
-_OTHER_URL = re.compile(r"/v\d+(/[A-Za-z0-9_.-]+)+")
+_OTHER_URL = re.compile(r"/v\d+(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+")
 
 
 @dataclass(slots=True)
