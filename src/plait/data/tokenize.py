@@ -20,8 +20,8 @@ from plait.table import I32
 
 _SUB_BATCH = 64
 """Texts of one tokenizer call: it pads to the longest, so texts are sorted by length and called in small groups."""
-_NO_TRUNCATION = 2**31 - 1
-"""The tokenizer would silently cut prompts at the model's context; how long they are must be seen."""
+_PROBE_TOKENS = 1 << 18
+"""Some models' tokenizers silently cut at the context length, whatever they are told; a long probe finds out where."""
 _TEMPLATE_RESERVED = ("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception")
 
 
@@ -48,6 +48,9 @@ class Tokenizer:
         self._environment.filters["tojson"] = _tojson
         source = self._native.get_original_chat_template()
         self._template = self._environment.from_string(source) if source else None
+
+        probe = self._native.encode(" a" * _PROBE_TOKENS, add_special_tokens=False).input_ids.shape[1]
+        self._cut_tokens = probe if probe < _PROBE_TOKENS else 1 << 62
 
     @staticmethod
     def load(path: Path) -> Tokenizer:
@@ -127,18 +130,21 @@ class Tokenizer:
             )
 
     def _encode_texts(self, texts: list[tuple[int, str, bool]], results: list[I32 | Fault]) -> None:
-        """Fill ``results`` at the texts' positions. Raw prompts get the model's special tokens, rendered chats bring their
-        own."""
+        """Fill ``results`` at the texts' positions. Raw prompts get the model's special tokens."""
         for special in (False, True):
             group = sorted(((i, text) for i, text, raw in texts if raw is special), key=lambda item: len(item[1]))
             for start in range(0, len(group), _SUB_BATCH):
                 part = group[start : start + _SUB_BATCH]
-                texts_of = [text for _, text in part]
-                encoded = self._native.encode(texts_of, add_special_tokens=special, max_length=_NO_TRUNCATION)
+                encoded = self._native.encode([text for _, text in part], add_special_tokens=special)
                 rows = np.asarray(encoded.input_ids.data).astype(np.int32)
                 kept = np.asarray(encoded.attention_mask.data) != 0
                 for (i, _), row, mask in zip(part, rows, kept, strict=True):
-                    results[i] = row[mask]
+                    results[i] = row[mask] if mask.sum() < self._cut_tokens else _too_long_fault(self._cut_tokens)
+
+
+def _too_long_fault(tokens: int) -> Fault:
+    message = f"the prompt has {tokens} tokens or more; the model's context is {tokens} tokens"
+    return Fault("context_length_exceeded", message, None, f"Shorten the prompt below {tokens} tokens.")
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:

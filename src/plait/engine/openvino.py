@@ -29,13 +29,12 @@ from plait.engine.wire import (
     Refused,
     Setup,
     Submit,
-    ToChild,
     frame,
     frames,
     from_child,
 )
 from plait.errors import EngineError
-from plait.events import Capacity, EngineRequest, Event, Failed, Preempted
+from plait.events import Capacity, EngineRequest, Event, Failed
 from plait.table import I32
 
 _LOAD_TIMEOUT_S = 600.0
@@ -59,7 +58,7 @@ class OpenVinoEngine:
         self._flying: set[int] = set()
         self._tokenizer: Tokenizer | None = None
         self._closed = False
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._sock, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "plait.engine.openvino_worker", str(theirs.fileno()), str(os.getpid())]
@@ -207,14 +206,9 @@ class OpenVinoEngine:
     def _receive(self, timeout_s: float) -> None:
         for message in self._messages(timeout_s):
             assert isinstance(message, Batch)
-            for event in message.events():
-                if not isinstance(event, Preempted) or event.requeue:
-                    self._note_end(event)
-                self._events.append(event)
-
-    def _note_end(self, event: Event) -> None:
-        if isinstance(event, Preempted | Failed) or hasattr(event, "body"):
-            self._flying.discard(event.row)
+            self._events += message.events()
+            ended = [*message.finished, *message.failed, *(event for event in message.preempted if event.requeue)]
+            self._flying.difference_update(event.row for event in ended)
 
     def _messages(self, timeout_s: float) -> list[FromChild]:
         """What the child sent; waits for the first. Raises EngineError if it is gone."""

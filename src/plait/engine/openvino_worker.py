@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,12 +26,13 @@ from plait.engine.wire import Batch, Cancel, Ready, Refused, Sampling, Setup, Su
 from plait.events import Failed, Finished, Preempted, Progress, Started, Step
 
 _PR_SET_PDEATHSIG = 1
+_SOURCE_POSITION = re.compile(r"^(\[[\d:]+\] )?/\S+:\d+: ")
 _RECV_BYTES = 1 << 16
 _FLUSH_S = 0.1
 """Progress and steps are sent together at least this often; beginnings and endings at once."""
 
 
-class Gone(Exception):
+class GoneError(Exception):
     """The parent closed the socket."""
 
 
@@ -42,7 +44,7 @@ class Link:
         self._buffer = bytearray()
 
     def receive(self, wait: bool) -> list[Setup | Submit | Cancel]:
-        """Messages that have come; ``wait``: at least one. Raises Gone."""
+        """Messages that have come; ``wait``: at least one. Raises GoneError."""
         found: list[bytes] = []
         while True:
             self._sock.setblocking(wait and not found)
@@ -51,19 +53,19 @@ class Link:
             except BlockingIOError:
                 return [to_child(message) for message in found]
             except ConnectionError:
-                raise Gone from None
+                raise GoneError from None
             if not data:
-                raise Gone
+                raise GoneError
             self._buffer += data
             found += frames(self._buffer)
 
     def send(self, message: Ready | Refused | Batch) -> None:
-        """Raises Gone."""
+        """Raises GoneError."""
         self._sock.setblocking(True)
         try:
             self._sock.sendall(frame(message))
         except ConnectionError:
-            raise Gone from None
+            raise GoneError from None
 
 
 class Worker:
@@ -71,8 +73,22 @@ class Worker:
 
     def __init__(self, link: Link, setup: Setup) -> None:
         """Loads the model. Raises RuntimeError as OpenVINO does."""
+        self._link, self._setup = link, setup
+        self._serial = 0
+        self._batch = Batch()
+        self._progress: dict[int, int] = {}
+        self._flushed_s = 0.0
+        self._proven: set[tuple[str | None, ...]] = set()
+        self._bad: dict[tuple[str | None, ...], str] = {}
+        self._trial: int | None = None
+        self._untried: list[Submit] = []
+        self._load()
+
+    def _load(self) -> None:
+        """A pipeline without requests."""
         import openvino_genai as genai
 
+        setup = self._setup
         config = genai.SchedulerConfig()
         config.num_kv_blocks = setup.kv_blocks
         config.max_num_seqs = setup.max_num_seqs
@@ -87,19 +103,14 @@ class Worker:
         self._finish = {genai.GenerationFinishReason.STOP: "stop", genai.GenerationFinishReason.LENGTH: "length"}
         self._running = genai.GenerationStatus.RUNNING
         self._ignored = genai.GenerationStatus.IGNORED
-        self._link, self._setup = link, setup
         self._account = Account(setup.kv_blocks, setup.max_batched_tokens)
-        self._serial = 0
-        self._batch = Batch()
-        self._progress: dict[int, int] = {}
-        self._flushed_s = 0.0
 
     def run(self) -> None:
         """Until the parent is gone."""
         while True:
             for message in self._link.receive(wait=not self._account.flights):
                 if isinstance(message, Submit):
-                    self._add(message)
+                    self._take(message)
                 elif isinstance(message, Cancel):
                     self._cancel(message.rows)
             if self._account.flights:
@@ -108,6 +119,49 @@ class Worker:
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._setup.start_s
+
+    def _take(self, message: Submit) -> None:
+        """Add a request. A grammar that the engine cannot compile ends the whole pipeline when it is first used, so
+        one grammar is tried at a time: if a step breaks, it is clear whose fault it was."""
+        form = grammar_of(message.sampling)
+        if form is None or form in self._proven:
+            self._add(message)
+        elif form in self._bad:
+            self._fail(message.row, "invalid_value", self._bad[form], False, "response_format")
+        elif self._trial is None:
+            self._trial = message.row
+            self._add(message)
+        else:
+            self._untried.append(message)
+
+    def _end_trial(self, row: int, form: tuple[str | None, ...] | None = None) -> None:
+        """The row under trial has a token (``form`` is good then) or is gone; the next may come."""
+        if row != self._trial:
+            return
+        self._trial = None
+        if form is not None:
+            self._proven.add(form)
+        again, self._untried = self._untried, []
+        for message in again:
+            self._take(message)
+
+    def _broken(self, error: RuntimeError) -> None:
+        """A step raised: fail the request under trial, hand all others back, start a new pipeline. Raises the error
+        again where nobody is under trial."""
+        if self._trial is None:
+            raise error
+        culprit, now_s = self._trial, self._now_s()
+        for row, flight in self._account.flights.items():
+            if row != culprit:
+                self._batch.preempted.append(Preempted(row, now_s, flight.output_tokens, requeue=True))
+        message = f"the engine cannot compile the requested output format: {last_line(error)}"
+        form = grammar_of(self._account.flights[culprit].sampling)
+        if form is not None:
+            self._bad[form] = message
+        self._progress.clear()
+        self._load()
+        self._fail(culprit, "invalid_value", message, False, "response_format")
+        self._end_trial(culprit)
 
     def _add(self, message: Submit) -> None:
         import openvino
@@ -120,6 +174,7 @@ class Worker:
             handle = self._pipeline.add_request(self._serial, tensor, config)
         except RuntimeError as error:
             self._fail(message.row, "invalid_value", f"the engine refuses this request: {last_line(error)}", False)
+            self._end_trial(message.row)
             return
         self._account.add(message.row, message.chat, ids, message.sampling).handle = handle
 
@@ -153,16 +208,25 @@ class Worker:
         return config
 
     def _cancel(self, rows: Sequence[int]) -> None:
+        for message in [m for m in self._untried if m.row in rows]:
+            self._untried.remove(message)
+            self._batch.preempted.append(Preempted(message.row, self._now_s(), requeue=True))
         for row in rows:
             flight = self._account.flights.get(row)
             if flight is not None:
                 flight.handle.cancel()
                 self._account.remove(flight)
+                self._progress.pop(row, None)
+                self._end_trial(row)
                 self._batch.preempted.append(Preempted(row, self._now_s(), flight.output_tokens, requeue=True))
 
     def _step(self) -> None:
         began_s = time.perf_counter()
-        self._pipeline.step()
+        try:
+            self._pipeline.step()
+        except RuntimeError as error:
+            self._broken(error)
+            return
         duration_s = time.perf_counter() - began_s
         now_s = self._now_s()
         moved = {flight for flight in self._account.flights.values() if self._read(flight)}
@@ -171,6 +235,7 @@ class Worker:
         work = self._account.after_step(moved, metrics.scheduled_requests, used_blocks)
         for flight in work.began:
             self._batch.started.append(Started(flight.row, now_s, flight.cached_tokens))
+            self._end_trial(flight.row, grammar_of(flight.sampling))
         for flight in work.preempted:
             self._batch.preempted.append(Preempted(flight.row, now_s, flight.context_tokens))
         for flight in moved:
@@ -205,6 +270,7 @@ class Worker:
         """The engine is done with a request."""
         self._account.remove(flight)
         self._progress.pop(flight.row, None)
+        self._end_trial(flight.row)
         if flight.handle.get_status() == self._ignored:
             self._fail(flight.row, "kv_exhausted", "the engine ran out of KV cache and dropped this request", True)
             return
@@ -220,26 +286,32 @@ class Worker:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def _fail(self, row: int, code: str, message: str, retryable: bool) -> None:
+    def _fail(self, row: int, code: str, message: str, retryable: bool, param: str | None = None) -> None:
         status = 500 if retryable else 400
-        self._batch.failed.append(Failed(row, self._now_s(), code, message, status_code=status, retryable=retryable))
+        self._batch.failed.append(Failed(row, self._now_s(), code, message, param, status, retryable=retryable))
 
     def _flush(self) -> None:
         """Send what happened, at once if a request began or ended."""
         batch, now_s = self._batch, self._now_s()
-        if not (batch.started or batch.preempted or batch.finished or batch.failed):
-            if now_s - self._flushed_s < _FLUSH_S:
-                return
+        urgent = batch.started or batch.preempted or batch.finished or batch.failed
+        if not urgent and now_s - self._flushed_s < _FLUSH_S:
+            return
         batch.progress = [Progress(row, now_s, tokens) for row, tokens in self._progress.items()]
-        if batch.progress or batch.steps or batch.finished or batch.failed or batch.preempted:
+        if urgent or batch.steps:
             self._link.send(batch)
         self._batch, self._progress, self._flushed_s = Batch(), {}, now_s
+
+
+def grammar_of(sampling: Sampling) -> tuple[str | None, ...] | None:
+    """What stands for the request's output format; None for free text."""
+    form = (sampling.json_schema, sampling.regex, sampling.grammar)
+    return form if any(form) else None
 
 
 def last_line(error: Exception) -> str:
     """OpenVINO's messages begin with source positions and end with the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return _SOURCE_POSITION.sub("", lines[-1]) if lines else type(error).__name__
 
 
 def main() -> None:
@@ -261,7 +333,7 @@ def main() -> None:
             return
         link.send(Ready(time.perf_counter() - began_s))
         worker.run()
-    except Gone:
+    except GoneError:
         pass
 
 

@@ -1,0 +1,159 @@
+"""The embedded engine on the real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.data.schema import CHAT
+from plait.engine.machine import EngineSettings
+from plait.engine.models import LocalModel
+from plait.engine.openvino import OpenVinoEngine
+from plait.errors import EngineError
+from plait.events import EngineRequest, Event, Failed, Finished, Preempted, Started
+
+pytestmark = pytest.mark.engine
+LONG = "The quick brown fox jumps over the lazy dog. " * 60
+
+
+def chat(row: int, content: str, max_tokens: int = 12, **body: Any) -> EngineRequest:
+    messages = [{"role": "user", "content": content}]
+    return EngineRequest(row, CHAT, {"messages": messages, "temperature": 0, **body}, None, max_tokens)
+
+
+def run(engine: OpenVinoEngine, requests: list[EngineRequest]) -> dict[int, Finished | Failed | Preempted]:
+    """Submit and wait for every end, submitting again what comes back to be requeued by the engine itself."""
+    engine.submit(requests)
+    return drain(engine, {request.row for request in requests})
+
+
+def drain(engine: OpenVinoEngine, rows: set[int], seen: list[Event] | None = None) -> dict[int, Any]:
+    ends: dict[int, Any] = {}
+    deadline_s = time.monotonic() + 240
+    while ends.keys() != rows and time.monotonic() < deadline_s:
+        for event in engine.poll(1.0):
+            if seen is not None:
+                seen.append(event)
+            if isinstance(event, Finished | Failed) or (isinstance(event, Preempted) and event.requeue):
+                assert event.row not in ends, "a request ended twice"
+                ends[event.row] = event
+    assert ends.keys() == rows
+    return ends
+
+
+def choices(end: Any) -> list[dict[str, Any]]:
+    assert isinstance(end, Finished), end
+    found: list[dict[str, Any]] = json.loads(end.body)["choices"]
+    return found
+
+
+def test_an_answer_is_sane_and_has_the_endpoints_shape(engine: OpenVinoEngine) -> None:
+    end = run(engine, [chat(0, "What is the capital of France?", 24, logprobs=True)])[0]
+    assert isinstance(end, Finished)
+    body = json.loads(end.body)
+    assert body["object"] == "chat.completion" and body["usage"]["completion_tokens"] == end.output_tokens
+    assert "Paris" in body["choices"][0]["message"]["content"]
+    assert len(body["choices"][0]["logprobs"]["content"]) == end.output_tokens
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+def test_text_ends_before_a_stop_string(engine: OpenVinoEngine) -> None:
+    whole = choices(run(engine, [chat(0, "What is the capital of France?", 24)])[0])[0]["message"]["content"]
+    cut = choices(run(engine, [chat(0, "What is the capital of France?", 24, stop=[" Par"])])[0])[0]
+    assert cut["message"]["content"] == whole.split(" Par")[0] and cut["finish_reason"] == "stop"
+
+
+def test_n_gives_n_choices_and_a_seed_gives_them_again(engine: OpenVinoEngine) -> None:
+    request = chat(0, "Tell me a story", 8, temperature=1, n=2, seed=7)
+    first, second = (choices(run(engine, [request])[0]) for _ in range(2))
+    assert len(first) == 2 and first == second
+
+
+def test_requests_that_can_never_fit_fail_alone(engine: OpenVinoEngine) -> None:
+    requests = [
+        chat(0, "Say hello", 8),
+        chat(1, LONG * 7),
+        chat(2, LONG * 40),
+        chat(3, "x", tools=[{"type": "function"}]),
+    ]
+    ends = run(engine, requests)
+    assert choices(ends[0])
+    assert [ends[row].code for row in (1, 2, 3)] == [
+        "kv_capacity_exceeded",
+        "context_length_exceeded",
+        "unsupported_parameter",
+    ]
+    assert ends[3].param == "tools"
+
+
+def test_a_prefix_is_reused_once_it_was_computed(engine: OpenVinoEngine) -> None:
+    run(engine, [chat(0, LONG + "a", 2)])
+    end = run(engine, [chat(1, LONG + "b", 2)])[1]
+    assert isinstance(end, Finished) and 0.9 * end.prompt_tokens < end.cached_tokens < end.prompt_tokens
+
+
+def test_a_cancelled_request_comes_back_and_can_run_again(engine: OpenVinoEngine) -> None:
+    engine.submit([chat(0, "Count", 2000, ignore_eos=True)])
+    while not any(isinstance(event, Started) for event in engine.poll(1.0)):
+        pass
+    engine.cancel([0, 99])
+    assert drain(engine, {0})[0].requeue
+    assert choices(run(engine, [chat(0, "Count", 4)])[0])
+
+
+def test_json_follows_its_schema_and_a_bad_schema_fails_alone(engine: OpenVinoEngine) -> None:
+    def form(schema: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    good = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    ends = run(
+        engine, [chat(0, "A person", 30, response_format=form(good)), chat(1, "?", response_format=form({"type": "x"}))]
+    )
+    assert isinstance(json.loads(choices(ends[0])[0]["message"]["content"])["age"], int)
+    assert ends[1].code == "invalid_value" and ends[1].param == "response_format"
+    assert choices(run(engine, [chat(2, "Say hello", 4)])[2])
+
+
+def test_more_work_than_kv_ends_in_answers_only(openvino_model: LocalModel) -> None:
+    engine = OpenVinoEngine(openvino_model, EngineSettings(kv_tokens=1024))
+    try:
+        ends = run(engine, [chat(row, f"{row} " + LONG[:900], 120, ignore_eos=True) for row in range(8)])
+        assert all(end.output_tokens == 120 for end in ends.values())
+    finally:
+        engine.close()
+
+
+def test_a_killed_child_is_an_engine_error(openvino_model: LocalModel) -> None:
+    engine = OpenVinoEngine(openvino_model, EngineSettings(kv_tokens=1024))
+    engine.submit([chat(0, "Count", 500)])
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="killed by signal 9"):
+        while True:
+            engine.poll(1.0)
+    engine.close()
+    engine.close()
+
+
+def test_no_child_outlives_a_killed_parent(openvino_model: LocalModel) -> None:
+    code = (
+        "import sys, time; from plait.engine.models import find_model; from plait.engine.openvino import *;"
+        "e = OpenVinoEngine(find_model(), EngineSettings(kv_tokens=1024)); print(e.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline_s = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline_s:
+        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
