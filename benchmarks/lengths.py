@@ -1,12 +1,12 @@
 """How well output lengths are predicted from a 1 % sample and after 10 % of a run: BBH, GSM8K, lmsys, DeepSeek-R1.
 
-    python benchmarks/lengths.py [--seeds 8] [--shared ../shared]
+    python benchmarks/lengths.py [--seeds 100] [--shared ../shared]
 
-Beside ``plait.lengths`` stand the mean of the same sample over all rows and BlendServe's rule (mean of the sampled rows in
-the subtree), once with the sample alone and, after 10 % of the run, once with every answer that has finished. Each of
-them gets a random sample of the very size ours has. Errors are over the rows not yet answered: relative error of their
-total, and mean absolute error of the total of 32 random rows (what a planner sums up), relative to its mean, and the root
-mean square error of one row relative to the mean length.
+Beside ``plait.lengths`` stand the mean of a sample over all rows and BlendServe's rule (mean of the sampled rows in the
+subtree): with the sample alone and, after 10 % of the run, also with every answer that has finished by then ("online").
+They get a random sample of the very size ours has. Errors are over the rows that have not started, as a share of the
+mean length: ``row``, root mean square error of one row (what a mean can minimise); ``group``, mean absolute error of 32
+random rows together (what a planner sums up); ``total``, absolute error of all of them together.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def prompts_job(path: Path) -> Job:
 
 
 def trace_job(path: Path) -> Job:
-    """A length trace; rows of one client share a system prompt of a token, which makes them a subtree."""
+    """A length trace; rows of one client share a system prompt of up to 32 tokens, which makes them a subtree."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         records = list(csv.DictReader(lines))
     prompt = np.maximum([int(record["prompt_tokens"]) for record in records], 1).astype(np.int64)
     output = np.maximum([int(record["output_tokens"]) for record in records], 1).astype(np.int64)
     client = np.array([int(record.get("client") or -1) for record in records], np.int64)
-    return RequestTable.of(prompt), tree_from_groups(prompt, client, np.ones(len(prompt), np.int64)), output
+    return RequestTable.of(prompt), tree_from_groups(prompt, client, np.full(len(prompt), 32)), output
 
 
 JOBS: dict[str, Callable[[Path], Job]] = {
@@ -64,7 +64,7 @@ JOBS: dict[str, Callable[[Path], Job]] = {
 
 
 def errors(estimate: F64, true: I64, rng: np.random.Generator) -> dict[str, float]:
-    """The three errors of the module's docstring over the given rows."""
+    """The three errors of the module's docstring."""
     groups = rng.permutation(len(true))[: len(true) // GROUP_ROWS * GROUP_ROWS].reshape(-1, GROUP_ROWS)
     difference = estimate - true
     return {
@@ -119,7 +119,7 @@ def one_seed(job: Job, seed: int) -> dict[str, dict[str, dict[str, float]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--shared", type=Path, default=Path(__file__).resolve().parents[2] / "shared")
     parser.add_argument("--out", type=Path, default=Path("out/lengths.json"))
     args = parser.parse_args()
@@ -134,7 +134,7 @@ def main() -> None:
             for estimator, kinds in estimators.items():
                 means = {k: float(np.mean([s[moment][estimator][k] for s in seeds])) for k in kinds}
                 table[name][moment][estimator] = means
-                print(f"  {estimator:20}" + "".join(f"  {k} {v:6.1%}" for k, v in means.items()))
+                print(f"  {estimator:20}" + "".join(f"  {k} {v:6.2%}" for k, v in means.items()))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(table, indent=1))
 

@@ -3,7 +3,7 @@
     python benchmarks/tree.py [--rows 100000 1000000] [--stream-rows 10000000]
 
 Prompts of 512 tokens, the first 374 of them (73 %) from groups on three levels that end at 100, 237 and 374 tokens,
-with about 1000, 125 and 16 prompts a group; rows in random order. Each size runs in a process of its own: rate = best of
+with about 1000, 125 and 16 prompts a group; rows in random order. Each size runs in its own process: rate = best of
 three after compilation, peak = highest resident memory less that before the column existed, over the column's size.
 ``--stream-rows`` plans a job from a stream, keeping hashes only; at ``--rows`` sizes that order is compared to exact.
 """

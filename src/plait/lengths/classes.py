@@ -16,6 +16,8 @@ from plait.tree.prefix import PrefixTree
 
 MOST_CLASSES = 1024
 """Bound on the leaves of the hierarchy: what depends on classes x grid stays cheap at any job size."""
+CLASS_TOKENS = 8
+"""A class cut by prefix shares so many tokens beyond the class above: a word or two in common say nothing."""
 PREFIX_LEVELS = 3
 """Classes cut by prefix count as level 0, 1 or 2 by depth; deeper ones as 2."""
 LENGTH_LEVELS = 4
@@ -40,11 +42,11 @@ class Classes:
 
 
 def cut_classes(tree: PrefixTree, prompt_tokens: I64) -> Classes:
-    """A subtree is a class of its own if it has at least sqrt(n) / 4 rows (n / MOST_CLASSES in big jobs) and differs
-    from the class above by as many; halves by prompt length must have sqrt(n)."""
+    """A subtree is a class of its own if it has at least sqrt(n) / 4 rows (n / MOST_CLASSES in big jobs), differs from
+    the class above by as many and shares CLASS_TOKENS more; halves by prompt length must have sqrt(n) rows."""
     n = len(prompt_tokens)
     least = max(1, math.isqrt(n) // 4, n // MOST_CLASSES)
-    node_class, parents = _significant(tree.parent, tree.row_end - tree.row_begin, least)
+    node_class, parents = _significant(tree.parent, tree.prefix_tokens, tree.row_end - tree.row_begin, least)
     cutter = _Cutter(max(least, math.isqrt(n)))
     for above in parents.tolist():
         cutter.add(above, 0 if above <= 0 else min(cutter.level[above] + 1, PREFIX_LEVELS - 1))
@@ -95,17 +97,20 @@ class _Cutter:
 
 
 @njit
-def _significant(parent: I32, n_rows: I64, least: int) -> tuple[I32, I32]:
+def _significant(parent: I32, prefix_tokens: I64, n_rows: I64, least: int) -> tuple[I32, I32]:
     """Class of every node, int32 [m], and the class above each class, int32 [c]."""
     node_class = np.zeros(len(parent), np.int32)
     above = np.full(len(parent), -1, np.int32)
     rows = np.zeros(len(parent), np.int64)
+    tokens = np.zeros(len(parent), np.int64)
     rows[0] = n_rows[0]
     count = 1
     for v in range(1, len(parent)):
         c = node_class[parent[v]]
-        if n_rows[v] >= least and rows[c] - n_rows[v] >= least:
-            above[count], rows[count] = c, n_rows[v]
+        if rows[c] - n_rows[v] < least:
+            tokens[c] = prefix_tokens[v]  # (almost) the same rows: the class shares this much
+        elif n_rows[v] >= least and prefix_tokens[v] - tokens[c] >= CLASS_TOKENS:
+            above[count], rows[count], tokens[count] = c, n_rows[v], prefix_tokens[v]
             c = count
             count += 1
         node_class[v] = c

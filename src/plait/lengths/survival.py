@@ -23,8 +23,8 @@ PRIOR_TOKENS = 256.0
 PREFIX_RATIO, LENGTH_RATIO = 1.0, 0.05
 """First guess of the variance between classes over the variance inside, for classes cut by prefix and by prompt length:
 a guess gives way to the data as these get more exact than the guess itself (standard deviation = value)."""
-OUTLIER_FREEDOM = 2.0
-"""Class means spread like Student's t with so many degrees of freedom: a class far off its parent is shrunk less."""
+EVEN_ANSWERS = 2.0
+"""A class above takes its parts as evenly seen up to about so many answers: below that, unevenness is chance."""
 DONE, UNSEEN = -2, -1
 
 
@@ -120,7 +120,8 @@ def _pool(state: LengthState, ended: F64, tokens: F64, running: F64, part: F64) 
             of_seen[parent[c]] += rows[c]
     for c in range(len(parent) - 1, 0, -1):
         if seen[c] > 0:
-            weight = rows[c] / of_seen[parent[c]] * seen[parent[c]] / seen[c]
+            fair = rows[c] / of_seen[parent[c]] * seen[parent[c]]
+            weight = (fair + EVEN_ANSWERS) / (seen[c] + EVEN_ANSWERS)
             ended[parent[c]] += weight * ended[c]
             tokens[parent[c]] += weight * tokens[c]
             running[parent[c]] += weight * running[c]
@@ -174,19 +175,16 @@ def _weights(parent: I32, level: I32, ended: F64) -> F64:
             spread[c] = (ended[c] * (index - mean[c]) ** 2).sum()
     weight = np.ones(count)
     for k in range(level.max() + 1):
-        ratio, variance = _variance_ratio(parent, level, k, n, mean, spread)
+        ratio = _variance_ratio(parent, level, k, n, mean, spread)
         for c in range(1, count):
             if level[c] == k:
-                off = 0.0
-                if n[c] > 0 and variance > 0:
-                    off = (mean[c] - mean[parent[c]]) ** 2 / ((ratio + 1.0 / n[c]) * variance)
-                weight[c] = (OUTLIER_FREEDOM + 1.0) / (OUTLIER_FREEDOM + off) / ratio
+                weight[c] = 1.0 / ratio
     return weight
 
 
 @njit
-def _variance_ratio(parent: I32, level: I32, k: int, n: F64, mean: F64, spread: F64) -> tuple[float, float]:
-    """Variance of class means around the class above, over the variance inside classes, for level k; and the latter.
+def _variance_ratio(parent: I32, level: I32, k: int, n: F64, mean: F64, spread: F64) -> float:
+    """Variance of class means around the class above, over the variance inside classes, for level k.
     ``spread``: sum of squares around the class's mean. The job's own variance counts like two answers inside."""
     inside, inside_n = 0.0, 0.0
     if n[0] > 1:
@@ -202,12 +200,12 @@ def _variance_ratio(parent: I32, level: I32, k: int, n: F64, mean: F64, spread: 
             gain += n[c] * share
     guess = PREFIX_RATIO if k < PREFIX_LEVELS else LENGTH_RATIO
     if gain <= 1e-9 or inside <= 0.0:
-        return guess, 0.0
+        return guess
     variance = inside / inside_n
     found = (between / variance - free) / gain
     noise = 2.0 * free * ((1.0 + guess * gain / free) / gain) ** 2
     ratio = (found / noise + 1.0 / guess) / (1.0 / noise + 1.0 / guess**2)
-    return max(ratio, 1e-3), variance
+    return float(max(ratio, 1e-3))
 
 
 @njit
