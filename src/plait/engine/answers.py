@@ -6,7 +6,7 @@ import email.utils
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -53,8 +53,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A reply to record: any status whose body speaks for the endpoint."""
 
     status: int
@@ -106,7 +105,7 @@ def _answer(body: bytes) -> Outcome:
     prompt = usage.prompt_tokens or usage.input_tokens or 0
     details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = details.cached_tokens if details else parsed.timings.cache_n if parsed.timings else None
-    reasons = tuple(choice.finish_reason for choice in parsed.choices or () if choice.finish_reason)
+    reasons = tuple([choice.finish_reason for choice in parsed.choices or () if choice.finish_reason])
     if not reasons and parsed.incomplete_details and parsed.incomplete_details.reason:
         reasons = ("length" if "max" in parsed.incomplete_details.reason else parsed.incomplete_details.reason,)
     output = usage.completion_tokens or usage.output_tokens or 0

@@ -103,7 +103,7 @@ class Dispatcher:
                 continue
             flight.cancelled = True
             if flight in self.tasks:  # not at once: a task that has not begun would never run its own ending
-                asyncio.get_running_loop().call_soon(self.tasks[flight].cancel)
+                asyncio.get_running_loop().call_soon(self._cut, flight)
             else:
                 self._forget(flight)
                 self._end(flight, Preempted(row, self.now_s(), requeue=True))
@@ -137,21 +137,28 @@ class Dispatcher:
             if free is not None:
                 self.alone = self.suspects.popleft()
                 self.balancer.start(self.alone, free.index)
-                self._send(self.alone, free, now_s)
+                self._charge(self.alone, now_s)
+                self._launch(self.alone, free)
         if self.delayed:
             self._wake_at(self.delayed[0][0])
 
     def _fill(self, server: Server, now_s: float) -> None:
+        while (flight := self._next(server, now_s)) is not None:
+            self._launch(flight, server)
+
+    def _next(self, server: Server, now_s: float) -> Flight | None:
+        """The flight to send to a server now, taken from the queues and charged to the rate limits; or None."""
         limit = self.settings.max_concurrency
         while server.window.room(len(self.balancer.members[server.index].in_flight)):
             if limit and self.balancer.in_flight >= limit:
-                return
+                return None
             wait_s = self.requests.wait_s(1, now_s)
-            flight = self.balancer.take(server.index) if wait_s <= 0 else None
+            if wait_s > 0:
+                self._wake_at(now_s + wait_s)
+                return None
+            flight = self.balancer.take(server.index)
             if flight is None:
-                if wait_s > 0:
-                    self._wake_at(now_s + wait_s)
-                return
+                return None
             if flight.crashes >= SUSPECT_AFTER:
                 self.balancer.end(flight, answered=False)
                 self.suspects.append(flight)
@@ -161,13 +168,17 @@ class Dispatcher:
                 self.balancer.end(flight, answered=False)
                 self.balancer.add(flight, front=True)
                 self._wake_at(now_s + wait_s)
-                return
-            self._send(flight, server, now_s)
+                return None
+            self._charge(flight, now_s)
+            return flight
+        return None
 
-    def _send(self, flight: Flight, server: Server, now_s: float) -> None:
+    def _charge(self, flight: Flight, now_s: float) -> None:
         self.requests.spend(1, now_s)
         flight.charge = self.tokens.spend(flight.reserve_tokens, now_s)
         flight.sent_s = now_s
+
+    def _launch(self, flight: Flight, server: Server) -> None:
         task = asyncio.get_running_loop().create_task(self._fly(flight, server))
         self.tasks[flight] = task
         task.add_done_callback(self._landed)
@@ -192,6 +203,20 @@ class Dispatcher:
     # ---- what came back
 
     async def _fly(self, flight: Flight, server: Server) -> None:
+        """Send a flight and deal with what comes back; then the same for the server's next, as long as there is one."""
+        task = self.tasks[flight]
+        following: Flight | None = flight
+        while following is not None:
+            flight = following
+            self.tasks[flight] = task
+            await self._round_trip(flight, server)
+            now_s = self.now_s()
+            usable = server.up and server.paused_until_s <= now_s and not (self.stopped or self.alone)
+            following = self._next(server, now_s) if usable else None
+            if following is None or len(self.servers) > 1:
+                self.pump()
+
+    async def _round_trip(self, flight: Flight, server: Server) -> None:
         killed = False
         try:
             outcome: Outcome | None = await server.exchange(flight)
@@ -201,13 +226,10 @@ class Dispatcher:
             if self.stopped:
                 raise
             outcome = flight.fault
-        self.balancer.end(flight, answered=isinstance(outcome, Answer))
-        was_alone = self.alone is flight
-        killed = (
-            was_alone and isinstance(outcome, Fault) and outcome.code == "disconnected" and not await server.alive()
-        )
         del self.tasks[flight]
-        self.alone = None if was_alone else self.alone
+        self.balancer.end(flight, answered=isinstance(outcome, Answer))
+        if self.alone is flight:
+            self.alone = None
         if isinstance(outcome, Answer):
             self._answered(flight, server, outcome)
         elif flight.cancelled or outcome is None:
@@ -218,7 +240,6 @@ class Dispatcher:
             self._fail(flight, Fault("engine_killed", message), retryable=False)
         else:
             self._faulted(flight, server, outcome)
-        self.pump()
 
     def _answered(self, flight: Flight, server: Server, answer: Answer) -> None:
         now_s = self.now_s()
@@ -426,7 +447,12 @@ class Dispatcher:
             self._give_up(f"nothing has moved for {max(still_s, now_s - self.last_answer_s):.0f} s: {message}")
             return
         flight.fault = Fault("stall_timeout", message)
-        self.tasks[flight].cancel()
+        self._cut(flight)
+
+    def _cut(self, flight: Flight) -> None:
+        """Break off a flight's round trip, if it is still on it."""
+        if flight in self.tasks:
+            self.tasks[flight].cancel()
 
     def _give_up(self, message: str) -> None:
         self._stop(EngineError(f"{message}. Finished answers are kept; run the same command again to resume."))

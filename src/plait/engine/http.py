@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import queue
 import resource
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import aiohttp
@@ -41,7 +40,9 @@ class HttpPool:
         self.settings = settings
         self._key = settings.api_key()
         self._start_s = time.perf_counter()
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: deque[Event] = deque()
+        self._ready = threading.Event()
+        self._signalled = False
         self._error: BaseException | None = None
         self._closed = False
         self._loop = asyncio.new_event_loop()
@@ -77,13 +78,10 @@ class HttpPool:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """See ``Engine``."""
-        events: list[Event] = []
-        with contextlib.suppress(queue.Empty):
-            event = self._events.get(timeout=max(timeout_s, 0.0))
-            while True:
-                if event is not None:
-                    events.append(event)
-                event = self._events.get_nowait()
+        if not self._events:
+            self._ready.wait(max(timeout_s, 0.0))
+        self._ready.clear()  # before reading: what comes later sets it again
+        events = [self._events.popleft() for _ in range(len(self._events))]
         if not events:
             self._raise_if_gone()
         return events
@@ -102,7 +100,9 @@ class HttpPool:
     # ---- in the loop's thread
 
     async def _open(self) -> Dispatcher:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.settings.connect_timeout_s),
@@ -127,7 +127,7 @@ class HttpPool:
                 f"no server answers ({faults}). Start it or check --endpoint, then run the same command again."
             )
         self._session = session
-        dispatcher = Dispatcher(self.settings, servers, self.now_s, self._events.put, self._stop)
+        dispatcher = Dispatcher(self.settings, servers, self.now_s, self._emit, self._stop)
         dispatcher.run()
         return dispatcher
 
@@ -135,11 +135,22 @@ class HttpPool:
         await self._dispatcher.close()
         await self._session.close()
 
+    def _emit(self, event: Event) -> None:
+        """Hand an event over; the driver's thread is woken once for all events of one turn of the loop."""
+        self._events.append(event)
+        if not self._signalled:
+            self._signalled = True
+            self._loop.call_soon(self._signal)
+
+    def _signal(self) -> None:
+        self._signalled = False
+        self._ready.set()
+
     def _stop(self, error: BaseException) -> None:
         """The run cannot go on: the next ``poll`` that has no events left raises ``error``."""
         if self._error is None:
             self._error = error
-        self._events.put(None)
+        self._ready.set()
 
     # ---- small things
 

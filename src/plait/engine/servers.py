@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from plait.engine.answers import Fault, Outcome, excerpt, read_reply
 from plait.engine.http_settings import endpoint_name, server_root, target
@@ -25,7 +26,6 @@ from plait.engine.server_metrics import (
 )
 from plait.engine.window import Window
 
-HEADERS = {"Content-Type": "application/json"}
 LARGE_BODY_BYTES = 1 << 20
 PROBE_TIMEOUT_S = 5.0
 
@@ -62,16 +62,16 @@ class Server:
     def __post_init__(self) -> None:
         self.name = endpoint_name(self.endpoint)
         self.root = server_root(self.endpoint)
-        self.targets: dict[str, str] = {}
+        self.targets: dict[str, URL] = {}
 
     async def exchange(self, flight: Flight) -> Outcome:
         """Send one request and judge what comes back; a transport error is a Fault, never raised."""
         url = self.targets.get(flight.url)
         if url is None:
-            url = self.targets[flight.url] = target(self.endpoint, flight.url)
+            url = self.targets[flight.url] = URL(target(self.endpoint, flight.url))
         data = flight.body if len(flight.body) < LARGE_BODY_BYTES else io.BytesIO(flight.body)
         try:
-            async with self.session.post(url, data=data, headers=HEADERS, allow_redirects=False) as reply:
+            async with self.session.post(url, data=data, allow_redirects=False) as reply:
                 body = await reply.read()
                 if self.secret and self.secret in body:
                     body = body.replace(self.secret, b"***")

@@ -1,0 +1,362 @@
+"""Driving servers over HTTP: what it costs, and what order is worth.
+
+    python benchmarks/servers.py --clients            CPU a request of the HTTP libraries that are installed
+    python benchmarks/servers.py --driver             pool + journal against the leanest client, instant fake server
+    python benchmarks/servers.py --memory [--rows N]  peak memory of runs of 10 000 and N (100 000) requests
+    python benchmarks/servers.py --llama              llama.cpp: file order all at once against the pool in tree order
+
+Servers run in processes of their own. CPU is of this process (user + system), the least of several repetitions that
+alternate between the contestants. Results also go to out/servers-*.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gzip
+import importlib.util
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from plait.engine.http import HttpPool, HttpSettings
+from plait.events import EngineRequest, Finished
+from plait.run.journal import Header, Journal, Record
+from plait.run.lines import LineWriter
+
+OUT = Path("out")
+IN_FLIGHT = 64
+PROMPT_BYTES = 1500
+URL = "/v1/chat/completions"
+HEADERS = {"Content-Type": "application/json"}
+PROMPTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "prompts"
+
+
+@contextlib.contextmanager
+def instant_server() -> Iterator[str]:
+    """Base URL of a fake server that answers every request at once."""
+    command = [sys.executable, "-m", "plait.testing_server"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"
+        finally:
+            process.kill()
+
+
+def write_requests(path: Path, n: int) -> None:
+    """A batch file of n chat requests of about 1.6 KB."""
+    with path.open("wb") as file:
+        for row in range(n):
+            message = {"role": "user", "content": f"{row} ".ljust(PROMPT_BYTES, "x")}
+            body = {"model": "m", "messages": [message], "max_tokens": 8}
+            line = {"custom_id": f"request-{row}", "method": "POST", "url": URL, "body": body}
+            file.write(msgspec.json.encode(line) + b"\n")
+
+
+# ---- the libraries
+
+
+async def with_aiohttp(url: str, body: bytes) -> Callable[[], Awaitable[object]]:
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
+
+    async def one() -> object:
+        async with session.post(url, data=body, headers=HEADERS) as reply:
+            return await reply.read()
+
+    return one
+
+
+async def with_httpx(url: str, body: bytes) -> Callable[[], Awaitable[object]]:
+    import httpx
+
+    session = httpx.AsyncClient(limits=httpx.Limits(max_connections=IN_FLIGHT))
+
+    async def one() -> object:
+        return (await session.post(url, content=body, headers=HEADERS)).content
+
+    return one
+
+
+async def with_niquests(url: str, body: bytes) -> Callable[[], Awaitable[object]]:
+    import niquests  # type: ignore[import-not-found,unused-ignore]
+
+    session = niquests.AsyncSession(pool_maxsize=IN_FLIGHT)
+
+    async def one() -> object:
+        return (await session.post(url, data=body, headers=HEADERS)).content
+
+    return one
+
+
+async def with_pyreqwest(url: str, body: bytes) -> Callable[[], Awaitable[object]]:
+    from pyreqwest.client import ClientBuilder  # type: ignore[import-not-found,unused-ignore]
+
+    session = ClientBuilder().build()
+
+    async def one() -> object:
+        request = session.post(url).body_bytes(body).header("Content-Type", "application/json").build()
+        return await (await request.send()).bytes()
+
+    return one
+
+
+CLIENTS = {"aiohttp": with_aiohttp, "httpx": with_httpx, "niquests": with_niquests, "pyreqwest": with_pyreqwest}
+
+
+async def cpu_of(name: str, url: str, n: int) -> float:
+    """CPU seconds a request."""
+    body = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % (b"x" * PROMPT_BYTES)
+    one = await CLIENTS[name](url + URL[3:], body)
+    await one()
+    rows = iter(range(n))
+
+    async def worker() -> None:
+        for _ in rows:
+            await one()
+
+    start_s = time.process_time()
+    await asyncio.gather(*(worker() for _ in range(IN_FLIGHT)))
+    return (time.process_time() - start_s) / n
+
+
+def clients(n: int) -> dict[str, float]:
+    """Microseconds of CPU a request, least of three, for each installed library."""
+    installed = [name for name in CLIENTS if importlib.util.find_spec(name)]
+    best: dict[str, float] = dict.fromkeys(installed, float("inf"))
+    with instant_server() as url:
+        for _ in range(3):
+            for name in installed:
+                command = [sys.executable, __file__, "--one-client", name, url, str(n)]
+                took = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+                best[name] = min(best[name], took * 1e6)
+    for name, took in sorted(best.items(), key=lambda item: item[1]):
+        print(f"{name:12} {took:7.1f} us of CPU a request")
+    return best
+
+
+# ---- the driver's cost
+
+
+def leanest(path: Path, url: str, out: Path) -> None:
+    """What nobody can do without: read lines, send bodies, write answers."""
+
+    async def main() -> None:
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
+        with path.open("rb") as lines, out.open("wb") as answers:
+
+            async def worker() -> None:
+                for line in lines:
+                    request = msgspec.json.decode(line)
+                    body = msgspec.json.encode(request["body"])
+                    async with session.post(url + URL[3:], data=body, headers=HEADERS) as reply:
+                        answer = msgspec.Raw(await reply.read())
+                        output = {"custom_id": request["custom_id"], "status": reply.status, "body": answer}
+                        answers.write(msgspec.json.encode(output) + b"\n")
+
+            await asyncio.gather(*(worker() for _ in range(IN_FLIGHT)))
+        await session.close()
+
+    asyncio.run(main())
+
+
+def pooled(path: Path, url: str, out: Path) -> None:
+    """The same through the pool and the journal."""
+    n = sum(1 for _ in path.open("rb"))
+    Journal.create(out, Header(1, "benchmark", n, {}, {}))
+    journal = Journal(out, n)
+    writer = LineWriter("benchmark")
+    pool = HttpPool(HttpSettings((url,)))
+    ids: dict[int, str] = {}
+    done = 0
+    with path.open("rb") as lines:
+        rows = enumerate(lines)
+        while done < n:
+            batch = []
+            while len(ids) < 4 * IN_FLIGHT and (item := next(rows, None)) is not None:
+                request = msgspec.json.decode(item[1])
+                ids[item[0]] = request["custom_id"]
+                batch.append(EngineRequest(item[0], request["url"], request["body"], None, 8))
+            if batch:
+                pool.submit(batch)
+            for event in pool.poll(1.0):
+                if isinstance(event, Finished):
+                    line = writer.answer(event.row, ids.pop(event.row), {}, event.status_code, event.body)
+                    journal.append(line, Record(event.row, True, t=event.t_s, prompt=event.prompt_tokens))
+                    done += 1
+            journal.tick()
+    pool.close()
+    journal.close()
+
+
+RUNNERS = {"leanest": leanest, "pooled": pooled}
+
+
+def run_once(name: str, path: Path, url: str) -> dict[str, float]:
+    """One run in a fresh process: CPU and wall seconds, peak memory."""
+    command = [sys.executable, __file__, "--one-run", name, str(path), url]
+    result: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return result
+
+
+def driver(n: int) -> dict[str, float]:
+    """Pool + journal against the leanest client."""
+    with tempfile.TemporaryDirectory() as folder, instant_server() as url:
+        path = Path(folder) / "requests.jsonl"
+        write_requests(path, n)
+        runs = {name: [run_once(name, path, url) for _ in range(1)] for name in RUNNERS}
+        for _ in range(3):
+            for name in RUNNERS:
+                runs[name].append(run_once(name, path, url))
+    cpu = {name: min(run["cpu_s"] for run in found) / n for name, found in runs.items()}
+    wall = min(run["wall_s"] for run in runs["pooled"]) / n
+    result = {f"{name}_us": cpu[name] * 1e6 for name in cpu}
+    result |= {
+        "ratio": cpu["pooled"] / cpu["leanest"],
+        "requests_per_cpu_s": 1 / cpu["pooled"],
+        "requests_per_s": 1 / wall,
+    }
+    print(json.dumps(result, indent=1))
+    return result
+
+
+def memory(n: int) -> dict[str, float]:
+    """Peak memory of a small and a large run."""
+    result = {}
+    with tempfile.TemporaryDirectory() as folder, instant_server() as url:
+        for rows in (10_000, n):
+            path = Path(folder) / "requests.jsonl"
+            write_requests(path, rows)
+            result[f"peak_mb_{rows}"] = run_once("pooled", path, url)["peak_mb"]
+    print(json.dumps(result, indent=1))
+    return result
+
+
+# ---- llama.cpp
+
+
+def prompts(n: int, seed: int) -> list[tuple[int, str]]:
+    """(group, prompt) of n requests drawn from BBH and GSM8K, grouped; ``n / 8`` of each of eight groups."""
+    found: dict[str, list[str]] = {}
+    for name in ("bbh_cot_3shot_15tasks.jsonl.gz", "gsm8k_8shot.jsonl.gz"):
+        with gzip.open(PROMPTS / name, "rt", encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                found.setdefault(row["group"], []).append(row["prompt"])
+    groups = sorted(found, key=lambda group: len(found[group][0]))[:8]
+    dice = random.Random(seed)
+    return [(number, prompt) for number, group in enumerate(groups) for prompt in dice.sample(found[group], n // 8)]
+
+
+async def all_at_once(url: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What ``run_batch`` and most scripts do."""
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+
+        async def one(body: dict[str, Any]) -> dict[str, Any]:
+            async with session.post(url + URL[3:], json=body) as reply:
+                answer: dict[str, Any] = await reply.json()
+                return answer
+
+        return await asyncio.gather(*(one(body) for body in bodies))
+
+
+def through_pool(url: str, bodies: list[dict[str, Any]], groups: list[int]) -> list[dict[str, Any]]:
+    """The pool, in tree order: groups side by side, each primed once."""
+    pool = HttpPool(HttpSettings((url,), stall_timeout_s=600))
+    order = sorted(range(len(bodies)), key=lambda row: (groups[row], bodies[row]["messages"][0]["content"]))
+    pool.submit([EngineRequest(row, URL, bodies[row], None, 16, affinity=groups[row]) for row in order])
+    answers: list[dict[str, Any]] = []
+    while len(answers) < len(bodies):
+        answers += [json.loads(event.body) for event in pool.poll(1.0) if isinstance(event, Finished)]
+    pool.close()
+    return answers
+
+
+def llama(n: int, repeats: int) -> dict[str, float]:
+    """Prompt tokens computed and wall time, interleaved runs; the first of each is discarded."""
+    from plait.engine.models import find_model
+    from plait.testing_llama import llama_server
+
+    drawn = prompts(n, seed=1)
+    random.Random(2).shuffle(drawn)
+    bodies = [
+        {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
+        for _, text in drawn
+    ]
+    groups = [group for group, _ in drawn]
+    runs: dict[str, list[tuple[float, int, int]]] = {"all at once": [], "pool": []}
+    for repeat in range(repeats + 1):
+        for name in runs:
+            with llama_server(find_model().path, slots=4, context_tokens=6144) as url:
+                start_s = time.perf_counter()
+                answers = (
+                    asyncio.run(all_at_once(url, bodies))
+                    if name == "all at once"
+                    else through_pool(url, bodies, groups)
+                )
+                took_s = time.perf_counter() - start_s
+            usage = [answer["usage"] for answer in answers]
+            asked = sum(entry["prompt_tokens"] for entry in usage)
+            cached = sum(entry["prompt_tokens_details"]["cached_tokens"] for entry in usage)
+            if repeat:
+                runs[name].append((took_s, asked - cached, asked))
+            print(f"{name:12} {took_s:6.1f} s, {asked - cached} of {asked} prompt tokens computed", flush=True)
+    best = {name: min(found) for name, found in runs.items()}
+    result = {
+        "time_ratio": best["pool"][0] / best["all at once"][0],
+        "computed_ratio": best["pool"][1] / best["all at once"][1],
+        "cached_share_pool": 1 - best["pool"][1] / best["pool"][2],
+        "cached_share_all_at_once": 1 - best["all at once"][1] / best["all at once"][2],
+    }
+    print(json.dumps(result, indent=1))
+    return result
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("clients", "driver", "memory", "llama"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--rows", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--one-client", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--one-run", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one_client:
+        name, url, n = options.one_client
+        print(asyncio.run(cpu_of(name, url, int(n))))
+        return
+    if options.one_run:
+        name, path, url = options.one_run
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        RUNNERS[name](Path(path), url, Path(path).with_suffix(f".{name}"))
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        times = {"cpu_s": time.process_time() - cpu_s, "wall_s": time.perf_counter() - wall_s}
+        print(json.dumps(times | {"peak_mb": peak_mb}))
+        return
+    jobs: dict[str, Callable[[], dict[str, float]]] = {
+        "clients": lambda: clients(options.rows or 4000),
+        "driver": lambda: driver(options.rows or 10_000),
+        "memory": lambda: memory(options.rows or 100_000),
+        "llama": lambda: llama(options.rows or 64, options.repeats),
+    }
+    chosen = [name for name in jobs if getattr(options, name)] or ["clients", "driver", "memory"]
+    OUT.mkdir(exist_ok=True)
+    for name in chosen:
+        (OUT / f"servers-{name}.json").write_text(json.dumps(jobs[name](), indent=1))
+
+
+if __name__ == "__main__":
+    main()
