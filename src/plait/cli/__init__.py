@@ -11,6 +11,7 @@ from plait import __version__
 from plait.errors import PlaitError
 
 COMMANDS = {
+    "plan": "Say how long a job will take and why, without running it.",
     "check": "Report every problem of a batch file, without an engine.",
 }
 """Subcommand -> one-line help; the command itself is ``plait.cli.<name>:command``."""

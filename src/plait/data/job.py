@@ -166,6 +166,10 @@ class Job:
         """The row's custom_id, also of most bad rows; None where it could not be read."""
         return self._parsed(row).custom_id if self.bad[row] else self._read(row).custom_id
 
+    def line(self, row: int) -> bytes:
+        """The row's line as it stands in the input (or in its JSONL copy), without the newline."""
+        return self._raw(row).rstrip(b"\r\n")
+
     def request(self, row: int) -> BatchRequest:
         """The request of a good row, read again from its file. Raises InputError for a bad row and for a line that is
         not the one that was checked."""

@@ -1,0 +1,59 @@
+"""Options that several subcommands share: where a job runs and how it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EMBEDDED = (
+    click.option(
+        "--model",
+        metavar="PATH_OR_ID",
+        help="GGUF file, OpenVINO directory or Hugging Face id. [default: SmolLM2-135M]",
+    ),
+    click.option(
+        "--kv-tokens", type=click.IntRange(min=1), help="KV cache size in tokens. [default: from free memory]"
+    ),
+    click.option("--kv-gib", type=click.FloatRange(min=0, min_open=True), help="KV cache size in GiB instead."),
+    click.option("--max-num-seqs", type=click.IntRange(min=1), help="Sequences that may run at once."),
+    click.option("--max-batched-tokens", type=click.IntRange(min=1), help="Tokens one engine step may take."),
+    click.option("--threads", type=click.IntRange(min=1), help="CPU threads. [default: physical cores]"),
+)
+"""Settings of the embedded engine."""
+
+PLANNING = (
+    click.option(
+        "--goal",
+        type=click.Choice(["throughput", "latency"]),
+        default="throughput",
+        show_default=True,
+        help="Finish the job sooner, or return answers sooner on average.",
+    ),
+    click.option("--policy", metavar="NAME", help="Use this policy instead of the goal's, for comparison."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of random choices in the order."),
+    click.option(
+        "--on-overflow",
+        type=click.Choice(["error", "clamp", "skip"]),
+        default="error",
+        show_default=True,
+        help="A request too long for the context or the KV cache fails, gets a lower max_tokens, or is left out.",
+    ),
+    click.option("--default-max-tokens", type=click.IntRange(min=1), help="For requests that set no max_tokens."),
+    click.option("--allow-duplicates", is_flag=True, help="Accept a custom_id that is used more than once."),
+)
+"""How a job is planned."""
+
+
+def together(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
+    """One decorator for a group of options, listed in help in the given order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate

@@ -1,0 +1,140 @@
+"""``plait plan``: what a job is, what bounds it and how long it will take, without running it."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+
+from plait.cli.options import EMBEDDED, PLANNING, together
+from plait.data.job import Job, open_job
+from plait.engine.machine import EngineSettings
+from plait.errors import InputError
+from plait.lengths import Lengths
+from plait.plan import BASELINES, GOALS, Forecast, Outlook, outlook
+from plait.run.embedded import Embedded
+from plait.run.files import RunFiles, replace_file
+from plait.run.prepare import Prepared, prepare
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--output", metavar="FILE", help="Write the requests in planned order, for any other engine.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@together(PLANNING)
+@together(EMBEDDED)
+def command(
+    files: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    goal: str,
+    policy: str | None,
+    seed: int,
+    on_overflow: Any,
+    default_max_tokens: int | None,
+    allow_duplicates: bool,
+    model: str | None,
+    **engine: Any,
+) -> None:
+    """Say how long a job will take and why, without running it.
+
+    Answers are assumed to be as long as earlier knowledge says: until some have been seen, that is a prior of 256
+    tokens cut at each request's max_tokens. Times are those of the embedded engine on this machine.
+    """
+    embedded = Embedded(model, EngineSettings(**engine), lambda line: click.echo(line, err=True))
+    chosen = policy or GOALS[goal]
+    with (
+        tempfile.TemporaryDirectory(prefix="plait-plan-") as workdir,
+        open_job(files, workdir, allow_duplicates) as job,
+    ):
+        good = np.flatnonzero(~job.bad)
+        ready = prepare(job, good, embedded.tokenizer(), embedded.machine.capacity, on_overflow, default_max_tokens)
+        if not len(ready.rows):
+            raise InputError(f"none of the {job.n} requests can run; plait check says why")
+        lengths = Lengths.unknown(ready.table, ready.tree, seed)
+        policies = dict.fromkeys((chosen, *BASELINES))
+        found = outlook(ready.table, ready.tree, lengths, embedded.machine, list(policies), seed)
+        if output is not None:
+            _write_reordered(job, ready, found, RunFiles.of(output), files)
+        summary = as_dict(found, embedded, job, ready)
+    click.echo(msgspec.json.encode(summary).decode() if as_json else as_text(found, embedded, job, ready))
+
+
+def _write_reordered(job: Job, ready: Prepared, found: Outlook, target: RunFiles, inputs: tuple[str, ...]) -> None:
+    """The lines of the requests that can run, unchanged, in the order in which they would be admitted."""
+    target.refuse_inputs(inputs)
+    replace_file(target.output, (job.line(int(ready.rows[i])) + b"\n" for i in found.chosen.order))
+
+
+def as_dict(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> dict[str, Any]:
+    """The outlook as plain values."""
+    bounds = found.bounds
+    return {
+        "requests": found.requests,
+        "cannot_run": int(job.bad.sum()) + len(ready.faults),
+        "prompt_tokens": found.prompt_tokens,
+        "unique_prompt_tokens": found.unique_prompt_tokens,
+        "sharing": found.sharing,
+        "expected_output_tokens": found.expected_output_tokens,
+        "density": found.density if bounds.memory_s > 0 else None,
+        "bound_by": found.bound_by,
+        "compute_s": bounds.compute_s,
+        "memory_s": bounds.memory_s,
+        "optimum_s": bounds.best_s,
+        "calibrated": embedded.calibrated,
+        "model": embedded.model.name,
+        "kv_tokens": embedded.machine.capacity.kv_tokens,
+        "policies": [
+            {
+                "policy": forecast.policy,
+                "makespan_s": forecast.makespan_s,
+                "tokens_per_s": forecast.tokens_per_s,
+                "mean_completion_s": forecast.mean_completion_s,
+                "prefill_tokens": forecast.prefill_tokens,
+            }
+            for forecast in found.forecasts
+        ],
+    }
+
+
+def as_text(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> str:
+    """The outlook for people."""
+    capacity, bounds = embedded.machine.capacity, found.bounds
+    lines = [
+        f"{found.requests:,} requests, {found.prompt_tokens:,} prompt tokens, about {found.expected_output_tokens:,} "
+        f"output tokens expected",
+        f"prefix sharing {found.sharing:.1%}: {found.unique_prompt_tokens:,} prompt tokens need computing",
+        f"bound by {found.bound_by}: {bounds.compute_s:.1f} s of compute, {bounds.memory_s:.1f} s of KV reads "
+        f"(density {found.density:.2f})",
+        f"engine: {embedded.model.name}, KV cache {capacity.kv_tokens:,} tokens, {capacity.max_num_seqs} sequences",
+        "",
+        "policy            time   tokens/s   mean completion   prompt tokens computed",
+        *(_row(forecast) for forecast in found.forecasts),
+        f"{'optimum':12} {bounds.best_s:7.1f} s",
+    ]
+    if len(ready.faults) or job.bad.any():
+        lines.append(f"{int(job.bad.sum()) + len(ready.faults):,} requests cannot run; plait check says why")
+    if not embedded.calibrated:
+        lines.append("Times are a first guess: no run on this machine has measured the engine yet.")
+    if not gains(found):
+        lines.append("No gain from ordering is to be expected for this job.")
+    return "\n".join(lines)
+
+
+def gains(found: Outlook, least: float = 0.02) -> bool:
+    """Whether the chosen order is expected to beat file order in time or in mean completion."""
+    base = next(forecast for forecast in found.forecasts if forecast.policy == "fcfs")
+    chosen = found.chosen
+    return chosen.makespan_s < (1 - least) * base.makespan_s or (
+        chosen.mean_completion_s < (1 - least) * base.mean_completion_s
+    )
+
+
+def _row(forecast: Forecast) -> str:
+    return (
+        f"{forecast.policy:12} {forecast.makespan_s:7.1f} s {forecast.tokens_per_s:10,.0f} "
+        f"{forecast.mean_completion_s:15.1f} s {forecast.prefill_tokens:24,}"
+    )
