@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_a_chat_is_rendered_by_the_models_own_template(tokenizer: Tokenizer) -> 
 
 def test_what_has_no_tokens_is_a_fault_of_its_request_only(tokenizer: Tokenizer) -> None:
     chat = {"messages": [{"role": "user", "content": "a\ud83d"}]}
-    requests = [
+    requests: list[tuple[str, dict[str, Any]]] = [
         (CHAT, chat),
         (COMPLETIONS, {"prompt": [1, 99999]}),
         (COMPLETIONS, {"prompt": []}),

@@ -207,8 +207,8 @@ class OpenVinoEngine:
         for message in self._messages(timeout_s):
             assert isinstance(message, Batch)
             self._events += message.events()
-            ended = [*message.finished, *message.failed, *(event for event in message.preempted if event.requeue)]
-            self._flying.difference_update(event.row for event in ended)
+            ended = {event.row for event in message.finished} | {event.row for event in message.failed}
+            self._flying -= ended | {event.row for event in message.preempted if event.requeue}
 
     def _messages(self, timeout_s: float) -> list[FromChild]:
         """What the child sent; waits for the first. Raises EngineError if it is gone."""

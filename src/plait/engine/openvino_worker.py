@@ -75,6 +75,7 @@ class Worker:
         """Loads the model. Raises RuntimeError as OpenVINO does."""
         self._link, self._setup = link, setup
         self._serial = 0
+        self._seed = -1
         self._batch = Batch()
         self._progress: dict[int, int] = {}
         self._flushed_s = 0.0
@@ -171,12 +172,30 @@ class Worker:
         try:
             config = self._generation_config(message.sampling)
             tensor = openvino.Tensor(ids.astype(np.int64)[None, :])
+            self._reseed(config)
             handle = self._pipeline.add_request(self._serial, tensor, config)
         except RuntimeError as error:
             self._fail(message.row, "invalid_value", f"the engine refuses this request: {last_line(error)}", False)
             self._end_trial(message.row)
             return
         self._account.add(message.row, message.chat, ids, message.sampling).handle = handle
+
+    def _reseed(self, config: Any) -> None:
+        """Make the engine start its random numbers anew. It has one generator for all requests, set when a request
+        comes with another seed than the last one's: so a request of a different seed is added, and dropped."""
+        import openvino
+        import openvino_genai as genai
+
+        if not config.do_sample:
+            return
+        if config.rng_seed == self._seed:
+            self._serial += 1
+            other = genai.GenerationConfig()
+            other.do_sample, other.max_new_tokens, other.rng_seed = True, 1, (self._seed + 1) % 2**63
+            tensor = openvino.Tensor(np.full((1, 1), self._eos, np.int64))
+            self._pipeline.add_request(self._serial, tensor, other).cancel()
+            self._serial += 1
+        self._seed = config.rng_seed
 
     def _generation_config(self, sampling: Sampling) -> Any:
         import openvino_genai as genai
