@@ -69,6 +69,8 @@ class Layer:
 
         self.torch, self.shapes, self.device = torch, shapes, device
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        if device == "cpu":
+            torch.set_num_threads(1)  # tiny kernels: waking threads would be all there is to measure
         self.generator = torch.Generator(device=device).manual_seed(0)
         s = shapes
         sizes = [

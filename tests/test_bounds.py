@@ -63,18 +63,21 @@ def parts(found: Bounds) -> dict[str, float]:
 @given(
     jobs(),
     machines(),
-    st.sampled_from(["fcfs", "dfs", "random"]),
+    st.sampled_from(["fcfs", "dfs", "random", "blend"]),
     st.integers(200, 2000),
     st.sampled_from([1, 16]),
     st.sampled_from([0, 4]),
     st.sampled_from([0, 64]),
+    st.booleans(),
 )
 def test_no_simulated_run_is_faster_than_any_bound(
-    job: Job, machine: StepTime, policy: str, kv_tokens: int, block: int, seqs: int, chunk: int
+    job: Job, machine: StepTime, policy: str, kv_tokens: int, block: int, seqs: int, chunk: int, knows_lengths: bool
 ) -> None:
     table, tree, output = job
-    capacity = Capacity(kv_tokens // block * block, block, seqs, chunk, takes_prefill_budget=True)
-    lengths = Lengths.known(table, output)
+    capacity = Capacity(
+        kv_tokens // block * block, block, seqs, chunk, takes_prefill_budget=True, preempts_on_request=True
+    )
+    lengths = Lengths.known(table, output if knows_lengths else np.ones_like(output))  # wrong ones: preemptions
     run = simulate(table, tree, output, lengths, capacity, machine, policy)
     for name, bound in parts(bounds(table, tree, output, machine, capacity, run.preemptions)).items():
         assert bound <= run.makespan_s * (1 + 1e-9), name

@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.events import Step
+from plait.events import Capacity, Step
+from plait.lengths import Lengths
 from plait.model.calibrate import Calibrator, Observed, fit_steps
 from plait.model.specs import device, model
 from plait.model.steptime import StepTime, for_machine, paper_a100_8b, steps_s
-from plait.table import F64
+from plait.simulate import simulate
+from plait.table import F64, RequestTable
+from plait.tree.prefix import PrefixTree
 
 CPU = for_machine(device("CPU"), model("SmolLM2-135M"), "sequential")
 
@@ -86,6 +89,19 @@ def test_a_machine_that_gets_slower_is_followed() -> None:
             live.observe(Step(0.0, seconds, int(prefill), int(decode), 0, int(pairs), int(kv)))
     assert live.fit().steps == 200
     assert total_error(live.fit().step_time, slower) < 0.03
+
+
+def test_a_wrong_cost_model_is_corrected_from_a_simulated_run() -> None:
+    rng = np.random.default_rng(0)
+    table, output = RequestTable.of(rng.integers(1, 3000, 400)), rng.integers(1, 500, 400)
+    tree, capacity = PrefixTree.without_sharing(400), Capacity(100_000, 16, 0, 2048)
+    truth = paper_a100_8b()
+    run = simulate(table, tree, output, Lengths.known(table, output), capacity, truth, "fcfs")
+    for factor in (0.8, 1.25):
+        prior = truth._replace(gemm_s_per_token=truth.gemm_s_per_token * factor)
+        found = fit_steps(Observed.of_records(run.steps), prior)
+        assert found.step_time.gemm_s_per_token == pytest.approx(truth.gemm_s_per_token, rel=0.03)
+        assert found.residual < 0.01
 
 
 def test_without_steps_the_prior_stands() -> None:

@@ -3,7 +3,7 @@
 A step's time is linear in the constants once it is known which side of each maximum is the longer one; so the fit
 alternates between deciding that and a non-negative least-squares problem of seven unknowns on relative errors. Steps
 far off the rest (a first step that compiles, a machine that slept) get no weight. What the steps do not tell apart
-keeps the proportions of the prior, which as a whole is first scaled to the observed times.
+keeps the proportions of the prior, which as a whole is first scaled to the observed times; what is 0 there stays 0.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from plait.events import Step
 from plait.model.steptime import StepTime, steps_s
@@ -56,6 +57,12 @@ class Observed(NamedTuple):
     decode_kv_tokens: F64
     duration_s: F64
 
+    @staticmethod
+    def of_records(steps: npt.NDArray[np.void]) -> Observed:
+        """Steps of a simulation's or journal's record array, whose fields are named as in ``plait.events.Step``."""
+        names = ("prefill_tokens", "prefill_context_tokens", "decode_seqs", "decode_context_tokens", "duration_s")
+        return Observed(*(steps[name].astype(np.float64) for name in names))
+
 
 class Calibrator:
     """Collects an engine's steps and fits on demand. Memory and time of a fit are bounded by the window."""
@@ -98,9 +105,7 @@ def fit_steps(observed: Observed, prior: StepTime) -> Calibration:
     weight = np.ones(len(seconds))
     for _ in range(_ROUNDS):
         columns = _columns(st, observed)
-        unit = np.where(target > 0, target, np.median(seconds) / np.maximum(columns.mean(axis=0), 1e-9))
-        relative = columns * unit / seconds[:, None]
-        found = _non_negative(relative, weight, target / unit) * unit
+        found = target * _non_negative(columns * target / seconds[:, None], weight)
         network = prior.comm_s_per_token / max(prior.gemm_s_per_token, 1e-30) * float(found[0])
         st = st._replace(comm_s_per_token=network, **dict(zip(_FITTED, found.tolist(), strict=True)))
         weight = _weights(_predict(st, observed) / seconds - 1)
@@ -152,12 +157,12 @@ def _weights(error: F64) -> F64:
     return np.where(inside > 0, inside**2, 0.0)
 
 
-def _non_negative(columns: F64, weight: F64, target: F64) -> F64:
-    """x >= 0 that minimises the weighted mean of (columns · x − 1)² + _PRIOR_WEIGHT |x − target|², by coordinates."""
+def _non_negative(columns: F64, weight: F64) -> F64:
+    """x >= 0 that minimises the weighted mean of (columns · x − 1)² + _PRIOR_WEIGHT |x − 1|², by coordinates."""
     total = max(float(weight.sum()), 1e-12)
     gram = (columns * weight[:, None]).T @ columns / total + _PRIOR_WEIGHT * np.eye(columns.shape[1])
-    right = columns.T @ weight / total + _PRIOR_WEIGHT * target
-    x = target.copy()
+    right = columns.T @ weight / total + _PRIOR_WEIGHT
+    x = np.ones(columns.shape[1])
     for _ in range(300):
         before = x.copy()
         for j in range(len(x)):
