@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +13,7 @@ from hypothesis import strategies as st
 
 from plait.errors import InputError
 from plait.tree.build import build_tree, tree_from_blocks, tree_from_groups
+from plait.tree.sharing import sharing_ratio
 from tests.tree import oracle
 
 PROMPTS = st.lists(st.lists(st.integers(-1, 2), min_size=1, max_size=12), max_size=24)
@@ -129,3 +134,25 @@ def test_block_traces_share_what_their_whole_blocks_share(ids: list[list[int]], 
         for i, a in enumerate(ids)
     ]
     assert np.array_equal(tree.prefix_tokens[tree.node_of], np.array(best, np.int64))
+
+
+@pytest.mark.parametrize(("trace", "sharing"), [("mooncake_conversation_tail", 0.328), ("mooncake_synthetic", 0.651)])
+def test_mooncake_traces_share_what_their_description_says(shared: Path, trace: str, sharing: float) -> None:
+    with gzip.open(shared / "data" / "traces" / f"{trace}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    flat, offsets = oracle.columns([row["hash_ids"] for row in rows])
+    prompt = np.array([row["input_length"] for row in rows], np.int64)
+    tree = tree_from_blocks(flat, offsets, 512, prompt)
+    assert sharing_ratio(tree, prompt) == pytest.approx(sharing, abs=0.005)
+
+
+def test_words_of_the_bbh_prompts_share_about_what_their_tokens_do(shared: Path) -> None:
+    with gzip.open(shared / "data" / "prompts" / "bbh_cot_3shot_15tasks.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    words = [row["prompt"].split() for row in rows]
+    numbers = {word: i for i, word in enumerate(sorted({word for row in words for word in row}))}
+    prompts = [[numbers[word] for word in row] for row in words]
+    tree = build_tree(*oracle.columns(prompts))
+    assert sharing_ratio(tree, oracle.lengths(prompts)) == pytest.approx(0.9186, abs=0.02)
+    tasks = [{rows[r]["group"] for r in tree.dfs_rows[b:e]} for b, e in zip(tree.row_begin, tree.row_end, strict=True)]
+    assert any(len(task) == 1 and e - b >= 200 for task, b, e in zip(tasks, tree.row_begin, tree.row_end, strict=True))

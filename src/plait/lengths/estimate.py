@@ -49,6 +49,8 @@ class Lengths:
             centre=np.zeros((c, len(at))),
             area=np.zeros((c, len(at))),
         )
+        self.answers: tuple[I64, I64] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        """Rows and output tokens of the sample that was observed before planning."""
         self._rows_by_class = classes.rows
         self._seed = seed
         self._expected: F64 | None = None
@@ -71,7 +73,8 @@ class Lengths:
         """After the sample has run: ``output_tokens_of(rows)`` returns the true lengths of the planned rows only."""
         lengths = Lengths.unknown(table, tree, seed)
         rows = lengths.sample_rows(fraction)
-        lengths.observe_rows(rows, output_tokens_of(rows))
+        lengths.answers = (rows, output_tokens_of(rows))
+        lengths.observe_rows(*lengths.answers)
         lengths.refresh()
         return lengths
 

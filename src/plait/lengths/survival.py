@@ -54,37 +54,54 @@ class LengthState(NamedTuple):
 
 
 @njit
-def observe(state: LengthState, row: int, output_tokens: int, finished: bool) -> None:
-    """Count one observation. A row is counted once, where it was seen last; after it finished nothing changes it. An
-    answer as long as its ``max_tokens`` was cut off: it would have been longer."""
-    if state.seen[row] == DONE:
-        return
-    if state.seen[row] != UNSEEN:
-        _count_running(state, row, state.seen[row], -1.0)
-    tokens = min(max(output_tokens, 1), state.grid_tokens[-1] - 1)
-    if finished and output_tokens < state.max_tokens[row]:
-        c, j = state.classes[row], np.searchsorted(state.grid_tokens, tokens) - 1
-        state.finished[c, j] += 1.0
-        state.finished_tokens[c, j] += tokens
-    else:
-        _count_running(state, row, tokens, 1.0)
-    state.seen[row] = DONE if finished else tokens
+def _bin(at: I64, tokens: int) -> int:
+    """Largest j with at[j] <= tokens, by bisection."""
+    low, high = 0, len(at)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if at[middle] <= tokens:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @njit
-def _count_running(state: LengthState, row: int, tokens: int, by: float) -> None:
-    """Count (1.0) or take back (-1.0) an answer that is longer than ``tokens``."""
-    c, at = state.classes[row], state.grid_tokens
-    j = np.searchsorted(at, tokens, side="right") - 1
-    state.running[c, j] += by
-    state.running_part[c, j] += by * (tokens - at[j]) / (at[j + 1] - at[j])
+def observe(state: LengthState, row: int, output_tokens: int, finished: bool) -> None:
+    """Count one observation. A row is counted once, where it was seen last; after it finished nothing changes it. An
+    answer as long as its ``max_tokens`` was cut off: it would have been longer."""
+    observe_rows(state, np.array([row]), np.array([output_tokens]), finished)
 
 
 @njit
 def observe_rows(state: LengthState, rows: I64, output_tokens: I64, finished: bool) -> None:
-    """``observe`` for many rows."""
+    """``observe`` for many rows: their tokens so far, int64 [k]."""
+    at, seen, classes, most = state.grid_tokens, state.seen, state.classes, state.max_tokens
+    ended, ended_tokens = state.finished, state.finished_tokens
+    running, part = state.running, state.running_part
     for i in range(len(rows)):
-        observe(state, rows[i], output_tokens[i], finished)
+        row = rows[i]
+        c = classes[row]
+        if seen[row] == DONE:
+            continue
+        if seen[row] != UNSEEN:
+            _count_running(at, running[c], part[c], seen[row], -1.0)
+        tokens = min(max(output_tokens[i], 1), at[-1] - 1)
+        if finished and output_tokens[i] < most[row]:
+            j = _bin(at, tokens - 1)
+            ended[c, j] += 1.0
+            ended_tokens[c, j] += tokens
+        else:
+            _count_running(at, running[c], part[c], tokens, 1.0)
+        seen[row] = DONE if finished else tokens
+
+
+@njit
+def _count_running(at: I64, running: F64, part: F64, tokens: int, by: float) -> None:
+    """Count (1.0) or take back (-1.0) an answer that is longer than ``tokens``."""
+    j = _bin(at, tokens)
+    running[j] += by
+    part[j] += by * (tokens - at[j]) / (at[j + 1] - at[j])
 
 
 @njit
@@ -209,32 +226,40 @@ def _variance_ratio(parent: I32, level: I32, k: int, n: F64, mean: F64, spread: 
 
 
 @njit
-def _capped(state: LengthState, c: int, tokens: int) -> tuple[float, float]:
-    """Expected length of a class-c answer capped at ``tokens``, and P(answer > tokens); straight lines in a bin."""
-    at = state.grid_tokens
+def _capped(at: I64, area: F64, survival: F64, tokens: int) -> tuple[float, float]:
+    """Expected length of an answer capped at ``tokens``, and P(answer > tokens), from one class's curves [g]; straight
+    lines between grid points."""
     if tokens >= at[-1]:
-        return state.area[c, -1], state.survival[c, -1]
-    j = np.searchsorted(at, tokens, side="right") - 1
+        return area[-1], survival[-1]
+    j = _bin(at, tokens)
     inside = (tokens - at[j]) / (at[j + 1] - at[j])
-    area = state.area[c, j] + inside * (state.area[c, j + 1] - state.area[c, j])
-    return area, state.survival[c, j] + inside * (state.survival[c, j + 1] - state.survival[c, j])
+    return area[j] + inside * (area[j + 1] - area[j]), survival[j] + inside * (survival[j + 1] - survival[j])
 
 
 @njit
 def expected_tokens(state: LengthState) -> F64:
     """Expected output tokens of each row before it starts, capped by its ``max_tokens``, float64 [n]."""
-    out = np.empty(len(state.classes))
+    classes, most, at = state.classes, state.max_tokens, state.grid_tokens
+    area, survival = state.area, state.survival
+    out = np.empty(len(classes))
     for row in range(len(out)):
-        out[row] = max(1.0, _capped(state, state.classes[row], state.max_tokens[row])[0])
-    return out
+        c = classes[row]
+        if most[row] >= at[-1]:
+            out[row] = area[c, -1]
+        elif row > 0 and most[row] == most[row - 1] and c == classes[row - 1]:
+            out[row] = out[row - 1]
+        else:
+            out[row] = _capped(at, area[c], survival[c], most[row])[0]
+    return np.maximum(out, 1.0)
 
 
 @njit
 def remaining(state: LengthState, row: int, generated: int) -> float:
     """Expected further tokens of a running row: at least one, at most what ``max_tokens`` leaves."""
     c, most = state.classes[row], state.max_tokens[row] - generated
-    now, alive = _capped(state, c, generated)
+    at, area, survival = state.grid_tokens, state.area[c], state.survival[c]
+    now, alive = _capped(at, area, survival, generated)
     if alive <= 1e-12:
         return float(max(1, min(most, generated)))  # longer than anything expected: as much again
-    total = _capped(state, c, state.max_tokens[row])[0]
+    total = _capped(at, area, survival, state.max_tokens[row])[0]
     return float(max(1.0, min(float(most), (total - now) / alive)))
