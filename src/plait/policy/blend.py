@@ -1,4 +1,5 @@
-"""The default of ``--goal throughput``: a feedback blend on overlapped engines, primed depth-first on sequential ones."""
+"""The default of ``--goal throughput``: a feedback blend on overlapped engines, primed depth-first on sequential
+ones."""
 
 from __future__ import annotations
 
@@ -17,9 +18,8 @@ def blend(view: View) -> Order:
     """Two sides for an engine that overlaps compute with memory; else depth-first, long outputs first.
 
     On a sequential engine a step costs the sum of both, so mixing buys nothing: sharing does, and a short tail. On an
-    overlapped one, units (prefix groups that are worth keeping together) with more compute than memory time go left, the
-    others right, each side in a shuffled order: sorted ones would synchronise generations and let KV swing.
-    """
+    overlapped one, units (prefix groups that are worth keeping together) with more compute than memory time go left,
+    the others right, each side in a shuffled order: sorted ones would synchronise generations and let KV swing."""
     if view.step_time.overlapped < 0.5:
         return Order(depth_first_long_first(view.tree, view.expected_output_tokens))
     unit = split_units(view.tree, SHARING_KEPT)

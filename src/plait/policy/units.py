@@ -1,4 +1,5 @@
-"""Units of a prefix tree: groups of rows that lose real sharing when they are torn apart, and orders that keep them whole."""
+"""Units of a prefix tree: groups of rows that lose real sharing when they are torn apart, and orders that keep them
+whole."""
 
 from __future__ import annotations
 
@@ -14,14 +15,13 @@ def split_units(tree: PrefixTree, keep: float) -> I64:
     """Unit of each row, int64 [n] in 0 .. units - 1: the highest subtree that was not opened, or the row itself.
 
     Opening a node lets its children run at any time; at worst its segment is computed once for each of them. Nodes are
-    opened cheapest first while the worst case keeps ``keep`` of all savings (BlendServe's conditional split, for all
-    nodes at once).
-    """
+    opened in order of tokens lost a row set free while the worst case keeps ``keep`` of all savings (BlendServe's
+    conditional split, for all nodes at once)."""
     rows_below = tree.row_end - tree.row_begin
     saving = tree.segment_tokens * np.maximum(0, rows_below - 1)
     children = np.bincount(tree.parent[1:], minlength=tree.n_nodes) + np.bincount(tree.node_of, minlength=tree.n_nodes)
     cost = tree.segment_tokens * np.maximum(0, children - 1)
-    by_cost = np.argsort(cost, kind="stable")
+    by_cost = np.argsort(cost / np.maximum(1, rows_below), kind="stable")
     affordable = np.zeros(tree.n_nodes, np.bool_)
     affordable[by_cost] = np.cumsum(cost[by_cost]) <= (1.0 - keep) * float(saving.sum())
     affordable[0] = True
@@ -46,7 +46,9 @@ def _top_unopened(parent: I32, affordable: npt.NDArray[np.bool_]) -> I64:
 def shuffled_depth_first(tree: PrefixTree, seed: int) -> I64:
     """Rows in depth-first order with the children of every node, rows among them, in seeded random order, int64 [n]."""
     rng = np.random.default_rng(seed)
-    return _shuffled(tree.parent, tree.subtree_end, tree.node_of, rng.random(tree.n_nodes), rng.random(len(tree.node_of)))
+    return _shuffled(
+        tree.parent, tree.subtree_end, tree.node_of, rng.random(tree.n_nodes), rng.random(len(tree.node_of))
+    )
 
 
 @njit

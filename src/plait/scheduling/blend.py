@@ -1,10 +1,9 @@
 """Feedback blend: every step should hold as much compute as memory traffic, from rows that are where they are needed.
 
-Left rows (compute-heavy) are admitted by prefill backlog: as much as the next steps can hide under their KV reads. Right
-rows (memory-heavy) are admitted by the expected future KV profile, beside the room that the flow of left rows needs (Little's
-law). When memory keeps the left side out for so long that the compute lost outweighs a recomputation, the youngest right row
-is preempted: the ski-rental rule, at most twice the cost of knowing the future.
-"""
+Left rows (compute-heavy) are admitted by prefill backlog: as much as the next steps can hide under their KV reads.
+Right rows (memory-heavy) are admitted by the expected future KV profile, beside the room that the flow of left rows
+needs (Little's law). When memory keeps the left side out for so long that the compute lost outweighs a recomputation,
+the youngest right row is preempted: the ski-rental rule, at most twice the cost of knowing the future."""
 
 from __future__ import annotations
 
@@ -17,6 +16,9 @@ from plait.table import I64
 
 DOUBT = 2.0
 """Remaining memory may be over-estimated by this factor before compute is spread too thin."""
+LONGEST_STEP = 3.0
+"""Steps beside running right rows take at most this many times the reading of a full cache: longer ones save little
+overhead, and what is left of the right side must not run alone."""
 BACKLOG_STEPS = 2.0
 """Steps' worth of prefill kept ready, so that a step is never short of it."""
 
@@ -30,22 +32,23 @@ def prefill_for(c: Records, compute_s: float) -> float:
 
 @njit
 def targets(c: Records, right_waits: bool) -> tuple[float, float]:
-    """(prefill tokens at which compute equals memory, prefill tokens wanted from the left) of the next step.
+    """(prefill tokens a step may take, prefill tokens wanted from the left) of the next step.
 
-    While right rows wait: 1:1, so that memory work ends first and only compute, which needs no company, is left over.
-    Where compute is scarcer than memory it is spread: remaining compute / remaining memory. Where memory work is running
-    out, what is left of the compute is spread over the steps that the running right rows still need.
+    While right rows wait, left rows fill compute up to the memory time: 1:1, so that memory work ends first and only
+    compute, which needs no company, is left over. Right rows may use what a full cache would balance: prefilling them
+    is what fills it. Where compute is scarcer than memory it is spread. Where memory work is running out, what is left
+    of the compute is spread over the steps that the running right rows still need.
     """
     memory_s = c.kv_read_s * c.decode_context
     compute_left_s = max(0.0, c.compute_left_s)
-    balanced_s = max(c.weights_s, memory_s)
     spread_s = memory_s * compute_left_s / max(c.memory_left_s, 1e-9)
     wanted_s = max(c.weights_s, min(memory_s, DOUBT * spread_s))
     if not right_waits and compute_left_s > c.memory_left_s:
-        wanted_s = max(balanced_s, compute_left_s / profile.steps_of_right(c))
-        balanced_s = wanted_s
-    balanced = prefill_for(c, balanced_s)
-    return balanced, min(balanced, prefill_for(c, wanted_s))
+        wanted_s = max(wanted_s, compute_left_s / profile.steps_of_right(c))
+        if c.tail_right >= 0:
+            wanted_s = min(wanted_s, LONGEST_STEP * c.kv_read_s * c.capacity)
+    most_s = max(wanted_s, c.kv_read_s * c.capacity)
+    return prefill_for(c, most_s), prefill_for(c, wanted_s)
 
 
 @njit
@@ -54,18 +57,18 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
     prefill budget of the next step."""
     profile.refresh_if_stale(c)
     waiting_right = peek(c, RIGHT)
-    balanced, wanted = targets(c, waiting_right >= 0)
+    most, wanted = targets(c, waiting_right >= 0)
     if c.decoding + c.prefilling == 0:
-        balanced = wanted = float(c.chunk)
-    count = _admit_right(c, out, waiting_right, balanced, wanted)
+        most = wanted = float(c.chunk)
+    count = _admit_right(c, out, waiting_right, most, wanted)
     count, short = _admit_left(c, out, count, wanted)
-    preempted = _relieve(c, out, short)
-    budget = min(balanced, wanted + c.backlog_right)
+    preempted = _relieve(c, out, short and waiting_right >= 0)
+    budget = min(most, wanted + c.backlog_right)
     return count, preempted, max(1, int(budget))
 
 
 @njit
-def _admit_right(c: Records, out: I64, row: int, balanced: float, wanted: float) -> int:
+def _admit_right(c: Records, out: I64, row: int, most: float, wanted: float) -> int:
     """Right rows while the profile has room for them; c.blocked remembers a head that did not fit."""
     if row < 0 or c.blocked == c.events:
         return 0
@@ -75,7 +78,7 @@ def _admit_right(c: Records, out: I64, row: int, balanced: float, wanted: float)
         row >= 0
         and count < len(out) // 4
         and c.prefilling + c.decoding < c.max_seqs
-        and c.backlog_right < BACKLOG_STEPS * balanced + 1.0
+        and c.backlog_right < BACKLOG_STEPS * most + 1.0
     ):
         alone = c.prefilling + c.decoding == 0
         if gated(c, row) or not profile.fits_now(c, row) or not (alone or profile.fits_later(c, row, flow)):
@@ -90,7 +93,8 @@ def _admit_right(c: Records, out: I64, row: int, balanced: float, wanted: float)
 
 @njit
 def _admit_left(c: Records, out: I64, count: int, wanted: float) -> tuple[int, bool]:
-    """Left rows while fewer than two steps' worth of prefill is ready. Returns the count and whether memory stopped it."""
+    """Left rows while fewer than two steps' worth of prefill is ready. Returns the count and whether memory stopped
+    it."""
     ready = BACKLOG_STEPS * wanted
     while count < len(out) // 2 and c.prefilling + c.decoding < c.max_seqs and c.backlog - c.backlog_right < ready:
         row = peek(c, LEFT)

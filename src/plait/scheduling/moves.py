@@ -69,6 +69,29 @@ def admit(c: Records, row: int, side: int, profiled: bool) -> None:
 
 
 @njit
+def hold(c: Records, row: int, tokens: int) -> None:
+    """Count a running row with ``tokens`` against its side's share of memory, until it leaves."""
+    r = rows_of(c)[row]
+    if r.side == LEFT:
+        c.held_left += tokens - r.held
+    else:
+        c.held_right += tokens - r.held
+    r.held = tokens
+
+
+@njit
+def change_side(c: Records, row: int, tokens: int) -> None:
+    """A running left row joins the right side and counts there with ``tokens``."""
+    r = rows_of(c)[row]
+    c.held_left -= r.held
+    r.held = 0
+    _unlink(c, row)
+    _link(c, row, RIGHT)
+    r.moved = 1
+    hold(c, row, tokens)
+
+
+@njit
 def start(c: Records, row: int) -> None:
     """Prefill done, first token there. Without Step events the backlog falls here."""
     r = rows_of(c)[row]
@@ -150,6 +173,11 @@ def _leave(c: Records, row: int) -> int:
             c.backlog -= r.need
         if c.prefilling == 0:
             c.backlog = 0
+    if r.side == LEFT:
+        c.held_left -= r.held
+    else:
+        c.held_right -= r.held
+    r.held = 0
     _unlink(c, row)
     release(c, row)
     c.events += 1

@@ -1,4 +1,5 @@
-"""What is still to come: chances of survival by age, and the memory traffic that waiting and running rows will cause."""
+"""What is still to come: chances of survival by age, and the memory traffic that waiting and running rows will
+cause."""
 
 from __future__ import annotations
 

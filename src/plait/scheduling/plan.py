@@ -10,11 +10,13 @@ import numpy as np
 
 from plait.events import Decision
 from plait.policy.base import Order, View, order_function
-from plait.policy.blend import work
+from plait.policy.blend import SHARING_KEPT, work
+from plait.policy.units import split_units
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
 from plait.scheduling.outlook import BEYOND_SEEN, chances, moments
 from plait.scheduling.profile import reads_ahead, refresh
 from plait.scheduling.state import DECODE, WAITING, longest_output, new_state
+from plait.scheduling.unit_means import UnitMeans
 from plait.table import F64, I64
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class Planner:
         self._observed = int(lengths.state.finished.sum())
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
         self._next_replan = len(self._sample) or max(FIRST_REPLAN, int(self._observed * REPLAN_GROWTH))
+        self._units = UnitMeans(split_units(view.tree, SHARING_KEPT), lengths.exact)
+        self._units.observe(*lengths.answers)
         self._next_refresh = REFRESH_STEPS
         self._longest = _longest_seen(lengths)
         self.order: Order | None = None
@@ -54,12 +58,15 @@ class Planner:
         """An engine's report on one row's output."""
         self._lengths.observe(row, output_tokens, finished)
         self._observed += finished
+        if finished:
+            self._units.observe(np.array([row]), np.array([output_tokens]))
         self._longest = max(self._longest, output_tokens)
 
     def observe_rows(self, rows: I64, output_tokens: I64) -> None:
         """Outputs of rows that finished."""
         self._lengths.observe_rows(rows, output_tokens)
         self._observed += len(rows)
+        self._units.observe(rows, output_tokens)
         self._longest = max(self._longest, int(output_tokens.max(initial=1)))
 
     def until_replan(self) -> int:
@@ -77,7 +84,6 @@ class Planner:
         if self._observed >= self._next_replan:
             self._next_replan = max(self._observed + 1, int(self._observed * REPLAN_GROWTH))
             self.refresh_lengths()
-            self.state.expected[:] = self._lengths.expected
             self.replan()
         elif self.state.c["step"] >= self._next_refresh:
             self.refresh_lengths()
@@ -102,6 +108,7 @@ class Planner:
 
     def replan(self) -> None:
         """Fill the queues with the waiting rows in the policy's order, the length sample first."""
+        self.state.expected[:] = self._units.refine(self._lengths.expected)
         view = dataclasses.replace(
             self._view, expected_output_tokens=self.state.expected, expected_square=self._squares()
         )
@@ -119,6 +126,9 @@ class Planner:
         scalars["window"], scalars["kappa"] = order.window, order.kappa
         scalars["throttle"] = order.throttle_prefill
         scalars["events"] += 1
+        if order.kernel == "dual-scan":
+            compute, memory, _ = work(view)
+            scalars["root_density"] = compute.sum() / max(float(memory.sum()), 1e-300)
         if order.kernel == "blend":
             waits = self.state.rows["status"] == WAITING
             compute, memory, prefill = work(view)

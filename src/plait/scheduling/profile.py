@@ -31,8 +31,8 @@ STALE_SHARE = 1 / 128
 """Growth of the rows, as a share of the KV cache, that a profile may miss."""
 REFRESH_STEPS = 64
 NEAR_STEPS, NEAR_DEVIATIONS, FAR_DEVIATIONS = 32.0, 3.0, 1.0
-"""Standard deviations of the expected footprint that stay free: an overflow in the next steps means a preemption, at every
-step anew; one that is far off can still be met by admitting less."""
+"""Standard deviations of the expected footprint that stay free: an overflow in the next steps means a preemption, at
+every step anew; one that is far off can still be met by admitting less."""
 
 
 @njit
@@ -103,7 +103,8 @@ def refresh(c: Records) -> None:
 
 @njit
 def refresh_if_stale(c: Records) -> None:
-    """Refresh when the rows may have grown by STALE_SHARE of the capacity since the last time, or REFRESH_STEPS passed."""
+    """Refresh when the rows may have grown by STALE_SHARE of the capacity since the last time, or REFRESH_STEPS
+    passed."""
     steps = c.step - c.profile_step
     if steps >= REFRESH_STEPS or steps * c.profile_rows >= STALE_SHARE * c.capacity:
         refresh(c)
@@ -163,4 +164,7 @@ def steps_of_right(c: Records) -> float:
     k = TAU_POINTS - 1
     while k > 0 and mean[RIGHT, k] < tau[k]:
         k -= 1
-    return max(1.0, tau[k])
+    if k + 1 == TAU_POINTS or k == 0:
+        return max(1.0, tau[k])
+    here, following = mean[RIGHT, k] / tau[k], mean[RIGHT, k + 1] / tau[k + 1]
+    return tau[k] + (tau[k + 1] - tau[k]) * (here - 1.0) / max(here - following, 1e-9)

@@ -43,6 +43,7 @@ ROW = np.dtype(
         ("limit", "i4"),  # max_tokens
         ("cls", "i4"),  # length class
         ("kept", "i4"),  # tokens generated before a preemption and not lost
+        ("held", "i4"),  # mean footprint it counts with against its side's share (dual scan)
         ("need", "i4"),  # prefill tokens asked for at admission
         ("prev", "i4"),  # running list of the row's side
         ("next", "i4"),
@@ -95,6 +96,9 @@ _COUNTS = [
     "blocked",
     "preemptions",
     "has_steps",
+    "held_left",  # mean footprints of the running rows of a side (dual scan)
+    "held_right",
+    "checked_step",  # step at which under-estimated rows were last looked for
     "starved_tokens",  # prefill that steps could have hidden and memory did not allow, since the last preemption
     "backlog_right",  # the part of the backlog that belongs to the right side
     "cached_tokens",  # prompt tokens reused
@@ -111,6 +115,7 @@ _FACTS = [
     "context_per_prefill_token",  # moving average of Step.prefill_context_tokens / prefill_tokens
     "compute_left_s",  # compute that the job still needs, as planned, minus what was done since
     "memory_left_s",  # KV reading that the job still needs, likewise
+    "root_density",  # compute density of the whole job
     "left_area",  # KV tokens x steps that the waiting left rows hold for each token they prefill
 ]
 _COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "phase"]

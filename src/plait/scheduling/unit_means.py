@@ -1,0 +1,43 @@
+"""Length estimates sharpened by prefix group: a job may have far more groups than length classes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.table import F64, I64
+
+
+class UnitMeans:
+    """Running means of the answers of each unit, shrunk to what the row's class says (Buhlmann credibility): an
+    answer of the unit counts against the class as the variance between units against that inside."""
+
+    def __init__(self, unit: I64, exact: bool) -> None:
+        units = int(unit.max(initial=0)) + 1
+        self._unit = unit
+        self._idle = exact or units == len(unit)
+        self._count, self._total, self._square = np.zeros(units), np.zeros(units), np.zeros(units)
+
+    def observe(self, rows: I64, output_tokens: I64) -> None:
+        """Outputs of finished rows."""
+        if not self._idle:
+            unit, tokens = self._unit[rows], output_tokens.astype(np.float64)
+            np.add.at(self._count, unit, 1.0)
+            np.add.at(self._total, unit, tokens)
+            np.add.at(self._square, unit, tokens**2)
+
+    def refine(self, expected: F64) -> F64:
+        """Expected output of each row given its unit's answers, float64 [n]."""
+        seen = self._count > 0
+        if self._idle or not seen.any():
+            return expected
+        n, total = self._count[seen], self._total[seen]
+        inside = float((self._square[seen] - total**2 / n).sum()) / max(1.0, float((n - 1).sum()))
+        grand = total.sum() / n.sum()
+        between = (float((n * (total / n - grand) ** 2).sum()) - (len(n) - 1) * inside) / max(
+            1.0, float(n.sum() - (n**2).sum() / n.sum())
+        )
+        if between <= 0.0:
+            return expected
+        weight = max(inside / between, 1e-3)
+        count = self._count[self._unit]
+        return (self._total[self._unit] + weight * expected) / (count + weight)
