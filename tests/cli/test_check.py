@@ -116,3 +116,11 @@ def test_no_engine_is_imported(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_a_terminal_that_cannot_show_an_id_is_no_traceback(tmp_path: Path) -> None:
+    path = batch(tmp_path / "x", chat("é", é=1))
+    command = [sys.executable, "-m", "plait", "check", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "(custom_id '\\xe9'): unknown_parameter" in done.stdout

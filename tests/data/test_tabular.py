@@ -91,13 +91,15 @@ def test_each_bad_csv_row_is_a_problem_of_its_own(tmp_path: Path) -> None:
         (b"prompt,x\n", "empty_file"),
         (b"\n", "empty_file"),
         (b"", "empty_file"),
-        (b"\xff\xfe\x00", "missing_required_parameter"),
+        ("prompt\nhello".encode("utf-16"), "unsupported_format"),
+        (b"pr\xffmpt,\x1b\na,b\n", "missing_required_parameter"),
     ],
 )
 def test_a_csv_file_that_cannot_be_used_is_refused(content: bytes, code: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(content)
     with read(tmp_path / "x.csv") as job:
         assert [(p.line, p.code) for p in job.problems] == [(0, code)]
+        assert str(job.problems[0]).isprintable()
 
 
 def test_parquet_rows_become_requests_and_other_columns_metadata(tmp_path: Path) -> None:

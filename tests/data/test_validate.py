@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.data.problems import shown
 from plait.data.schema import BODIES, ROW_PARAMETERS
-from plait.data.validate import digest_of, examine, parse, read
+from plait.data.validate import MAX_NESTING, digest_of, examine, parse, read
 from tests.data.lines import CHAT, COMPLETIONS, MESSAGES, chat, completion
 
 
@@ -448,3 +448,20 @@ def test_deep_nesting_never_raises(depth: int, where: str) -> None:
             assert examine(raw, 0, passthrough).bad
             assert parse(raw, 0, passthrough).faults
         parse(b'{"prompt":"x","%s":%s}' % (where.encode(), value), 0, False)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_what_is_read_does_not_depend_on_the_callers_stack(opening: bytes) -> None:
+    closing = b"]" if opening == b"[" else b"}"
+    start, end = json.dumps(chat(tools=[{"x": 0}], user="[{" * 500)).encode().split(b'{"x": 0}')
+
+    def below(frames: int, raw: bytes) -> bool:
+        if frames:
+            return below(frames - 1, raw)
+        bad = examine(raw, 0, False).bad
+        assert bad or digest_of(CHAT, read(raw, 0).body)[0] == examine(raw, 0, False).digest
+        return bad
+
+    for depth, expected in ((MAX_NESTING - 4, False), (MAX_NESTING + 1, True)):
+        raw = start + b'{"x":' + opening * depth + b"1" + closing * depth + b"}" + end
+        assert [below(frames, raw) for frames in (0, 300)] == [expected, expected]

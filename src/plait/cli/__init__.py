@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 
 import click
@@ -46,6 +47,9 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: a PlaitError becomes one line on stderr and its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an id that the terminal cannot show is no reason to fail
     try:
         cli(standalone_mode=True)
     except PlaitError as error:

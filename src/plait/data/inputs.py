@@ -22,7 +22,8 @@ import zstandard
 
 from plait.data import tabular
 from plait.data.problems import Fault, FileError
-from plait.data.validate import UNREADABLE, foreign_format
+from plait.data.shapes import foreign_format
+from plait.data.validate import UNREADABLE
 from plait.errors import JournalError
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -68,6 +69,9 @@ def prepare(given: str | Path, workdir: Path, number: int) -> Source:
         with packed.open("rb") as stream:
             _copy(unpack(stream), path, name)
     head = _head(path, name)
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        fix = "Convert it, for example with: iconv -f UTF-16 -t UTF-8."
+        raise FileError(name, Fault("unsupported_format", "the file is UTF-16; UTF-8 is needed", fix=fix))
     read_table = tabular.reader_for(head, name)
     line_numbers = None
     if read_table is None:
@@ -210,13 +214,10 @@ def _writing(target: Path) -> Iterator[BinaryIO]:
 
 
 def _refuse_other_text(head: bytes, name: str) -> None:
-    """Raise FileError for what is no JSONL as a whole: empty, UTF-16, one JSON document over many lines, another
+    """Raise FileError for what is no JSONL as a whole: empty, one JSON document over many lines, another
     vendor's batch format."""
     if not head:
         raise FileError(name, Fault("empty_file", "the file is empty"))
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        fix = "Convert it, for example with: iconv -f UTF-16 -t UTF-8."
-        raise FileError(name, Fault("unsupported_format", "the file is UTF-16; UTF-8 is needed", fix=fix))
     lines = [line.strip() for line in head.removeprefix(BYTE_ORDER_MARK).lstrip().split(b"\n", 2)]
     if len(lines) > 1 and lines[0] in (b"[", b"{") and _object_in(lines[1]) is None:
         fix = "Write one object a line, for example with: jq -c '.[]' (or jq -c . for separate objects)."

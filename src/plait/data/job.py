@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from plait.data.inputs import MAX_LINE_BYTES, Source, prepare, read_lines
 from plait.data.problems import Fault, FileError, Problem, located, shown_id
-from plait.data.validate import UNREADABLE, Examined, Line, digest_of, examine, parse, read
+from plait.data.shapes import Line
+from plait.data.validate import UNREADABLE, Examined, digest_of, examine, parse, read
 from plait.errors import InputError
 from plait.table import I64
 
@@ -261,13 +262,16 @@ class Job:
         self._flags = records["flags"].copy()
         self.bad = (self._flags & _BAD) != 0
         self.deterministic = (self._flags & _DETERMINISTIC) != 0
+        id_hash = records["id_hash"].copy()
+        del records
         if not allow_duplicates:
-            self._find_duplicates(records["id_hash"].copy())
+            self._find_duplicates(id_hash)
 
     def _find_duplicates(self, id_hash: I64) -> None:
         """Mark each row whose custom_id an earlier row has. Equal hashes only nominate; the ids themselves decide."""
         order = np.argsort(id_hash, kind="stable")
-        same = np.flatnonzero((np.diff(id_hash[order]) == 0) & (id_hash[order][1:] != 0))
+        ordered = id_hash[order]
+        same = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0))
         candidates = np.unique(np.concatenate([order[same], order[same + 1]]))
         seen: dict[str, int] = {}
         for row in candidates.tolist():

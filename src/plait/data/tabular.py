@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from plait.data.body import HINTS
-from plait.data.problems import Fault, FileError
+from plait.data.problems import Fault, FileError, shown_id
 from plait.data.schema import CHAT, COMPLETIONS, ROW_PARAMETERS
-from plait.data.validate import FAULT_KEY, UNREADABLE
+from plait.data.shapes import FAULT_KEY
+from plait.data.validate import UNREADABLE
 
 Rows: TypeAlias = Iterator[tuple[int, bytes]]
 """(1-based line or row number, one JSON object) each."""
@@ -50,7 +51,7 @@ def parquet_rows(path: Path, name: str) -> Rows:
                     number += 1
                     yield number, _encoded(_filled(row))
     except (pyarrow.ArrowException, OSError) as error:
-        message = f"the Parquet file cannot be read: {str(error).splitlines()[0]}"
+        message = f"the Parquet file cannot be read: {next(iter(str(error).splitlines()), type(error).__name__)}"
         raise FileError(name, Fault("corrupt_file", message)) from None
 
 
@@ -128,9 +129,9 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
     if not columns:
         raise FileError(name, Fault("empty_file", "the table has no columns"))
     if "prompt" not in columns and "messages" not in columns:
-        found = ", ".join(str(column) for column in columns[:12])
+        found = ", ".join(map(shown_id, columns[:12]))
         message = f"the table has no column named prompt or messages; its columns are: {found}"
         raise FileError(name, Fault("missing_required_parameter", message, "prompt", "Rename the column."))
     if len(set(columns)) != len(columns):
         twice = next(column for column in columns if columns.count(column) > 1)
-        raise FileError(name, Fault("invalid_value", f"the table has two columns named {twice}", twice))
+        raise FileError(name, Fault("invalid_value", f"the table has two columns named {shown_id(twice)}"))

@@ -8,50 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 
-from plait.data.body import check_body, near_match
+from plait.data.body import check_body
 from plait.data.problems import Fault, shown
 from plait.data.schema import (
     BODIES,
     CHAT,
     COMPLETIONS,
-    ROW_PARAMETERS,
     ChatBody,
     ChatLine,
     CompletionBody,
     CompletionLine,
 )
-
-FAULT_KEY = "plait:fault"
-"""A spooled row of a table that cannot be a request says why under this key."""
+from plait.data.shapes import Line, bad_id, read_object
 
 UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 """What decoding bytes of unknown origin can raise."""
 
 _LINE = msgspec.json.Decoder(ChatLine | CompletionLine)
 _ENCODER = msgspec.json.Encoder()
+MAX_NESTING = 300
+"""Deeper lines are refused: whether they can be read would depend on how deep the caller's own stack is."""
+
+_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _FIRST_ID = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")\s*[,}]')
 _OTHER_URL = re.compile(r"/v\d+(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+")
-
-
-@dataclass(slots=True)
-class Line:
-    """What a line says, as far as it could be read."""
-
-    custom_id: str | None = None
-    url: str = ""
-    body: dict[str, Any] = field(default_factory=dict)
-    metadata: dict[str, Any] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
-
-    @property
-    def bad(self) -> bool:
-        """True if the line cannot run."""
-        return any(fault.severity == "error" for fault in self.faults)
 
 
 class Examined(NamedTuple):
@@ -70,8 +54,10 @@ class Examined(NamedTuple):
 def examine(raw: bytes, row: int, passthrough: bool) -> Examined:
     """The index entry of one line (no blank one, no byte-order mark). ``row`` names rows that bring no id."""
     try:
-        line = _LINE.decode(raw)
+        line = _LINE.decode(raw) if not _too_deep(raw) else None
     except UNREADABLE:
+        line = None
+    if line is None:
         return _examine_thoroughly(raw, row, passthrough)
     url = CHAT if type(line) is ChatLine else COMPLETIONS
     body = line.body
@@ -118,7 +104,7 @@ def read(raw: bytes, row: int) -> Line:
     """What a line that was found good says; nothing is checked again. Raises one of UNREADABLE if it has changed."""
     line = Line()
     decoded = msgspec.json.decode(raw, type=dict[str, Any])
-    _read_object(line, decoded, row)
+    read_object(line, decoded, row)
     return line
 
 
@@ -126,6 +112,8 @@ def parse(raw: bytes, row: int, passthrough: bool) -> Line:
     """Everything the line says and everything that is wrong with it. Raises nothing, whatever the bytes."""
     line = Line()
     try:
+        if _too_deep(raw):
+            raise RecursionError
         decoded = msgspec.json.decode(raw)
     except UNREADABLE as error:
         line.custom_id = _first_id(raw)
@@ -135,64 +123,10 @@ def parse(raw: bytes, row: int, passthrough: bool) -> Line:
         fix = "Write one object a line, for example with: jq -c '.[]'." if isinstance(decoded, list) else ""
         line.faults.append(Fault("not_an_object", f"the line is {shown(decoded)}; a JSON object is needed", fix=fix))
         return line
-    _read_object(line, decoded, row)
+    read_object(line, decoded, row)
     if not line.faults:
         _check_request(line, decoded, passthrough)
     return line
-
-
-def _read_object(line: Line, decoded: dict[str, Any], row: int) -> None:
-    """Tell batch lines, plain rows and foreign formats apart; fill in what the line says."""
-    is_batch = not decoded.keys().isdisjoint(("body", "method", "url"))
-    is_plain = not is_batch and not decoded.keys().isdisjoint(("prompt", "messages"))
-    identifier = decoded.get("custom_id", decoded.get("id") if is_plain else None)
-    line.custom_id = identifier if isinstance(identifier, str) else None
-    foreign = foreign_format(decoded)
-    if FAULT_KEY in decoded:
-        line.faults.append(Fault("invalid_row", str(decoded[FAULT_KEY])))
-    elif foreign is not None:
-        line.faults.append(foreign)
-    elif is_plain:
-        _read_row(line, decoded, row)
-    elif is_batch or "custom_id" in decoded:
-        line.url = decoded["url"] if isinstance(decoded.get("url"), str) else ""
-        line.body = decoded["body"] if isinstance(decoded.get("body"), dict) else {}
-        line.metadata = {k: v for k, v in decoded.items() if k not in ("custom_id", "method", "url", "body")}
-    else:
-        keys = ", ".join(shown(key) for key in list(decoded)[:8]) or "none"
-        line.faults.append(
-            Fault(
-                "unsupported_format",
-                f"the line is neither a batch request nor a row with prompt or messages; its keys are: {keys}",
-                fix="Write custom_id, method, url and body, or a prompt or messages key.",
-            )
-        )
-
-
-def _read_row(line: Line, decoded: dict[str, Any], row: int) -> None:
-    """A plain row: its id or one made from its number; known parameters into the body, the rest is metadata."""
-    key = "custom_id" if "custom_id" in decoded else "id"
-    identifier = decoded.get(key)
-    used = {key}
-    if identifier is None or isinstance(identifier, bool) or (key == "id" and not isinstance(identifier, str | int)):
-        line.custom_id, used = f"row-{row + 1}", {"custom_id"}
-    elif isinstance(identifier, str | int):
-        line.custom_id = str(identifier)
-    if not line.custom_id:
-        line.faults.append(_bad_id(identifier))
-    if "prompt" in decoded and "messages" in decoded:
-        line.faults.append(Fault("invalid_value", "the row has both prompt and messages; one is needed", "prompt"))
-    content = "messages" if "messages" in decoded else "prompt"
-    line.url = CHAT if content == "messages" else COMPLETIONS
-    for name, value in decoded.items():
-        if name == content or (name in ROW_PARAMETERS and value is not None):
-            line.body[name] = value
-        elif name not in used:
-            line.metadata[name] = value
-            near = near_match(name, ROW_PARAMETERS, cutoff=0.88)
-            if near is not None and near not in decoded:
-                message = f"key {shown(name)} is carried along as metadata"
-                line.faults.append(Fault("unknown_parameter", message, name, f"Did you mean {near}?", "warning"))
 
 
 def _check_request(line: Line, decoded: dict[str, Any], passthrough: bool) -> None:
@@ -222,7 +156,7 @@ def _envelope_faults(decoded: dict[str, Any], passthrough: bool) -> list[Fault]:
         fix = "Give every line a custom_id of its own."
         faults.append(Fault("missing_required_parameter", "custom_id is missing", "custom_id", fix))
     elif not isinstance(custom_id, str) or not custom_id:
-        faults.append(_bad_id(custom_id))
+        faults.append(bad_id(custom_id))
     if "method" not in decoded:
         faults.append(Fault("missing_required_parameter", "method is missing", "method", 'Add "method": "POST".'))
     elif method != "POST":
@@ -235,11 +169,6 @@ def _envelope_faults(decoded: dict[str, Any], passthrough: bool) -> list[Fault]:
     elif not isinstance(body, dict):
         faults.append(Fault("invalid_type", f"body is {shown(body)}; an object is needed", "body"))
     return faults
-
-
-def _bad_id(identifier: object) -> Fault:
-    code = "invalid_value" if isinstance(identifier, str) else "invalid_type"
-    return Fault(code, f"custom_id is {shown(identifier)}; a string that is not empty is needed", "custom_id")
 
 
 def _url_faults(decoded: dict[str, Any], passthrough: bool) -> list[Fault]:
@@ -261,28 +190,11 @@ def _url_faults(decoded: dict[str, Any], passthrough: bool) -> list[Fault]:
     return [Fault("url_mismatch", f"url is {shown(url)}; {allowed}{also}", "url", fix)]
 
 
-def foreign_format(decoded: dict[str, Any]) -> Fault | None:
-    """The fault of a line in another vendor's batch format, or of an output file; None for anything else."""
-    request, params = decoded.get("request"), decoded.get("params")
-    openai = "Rewrite each line as custom_id, method, url and body with OpenAI messages."
-    if "contents" in decoded or (isinstance(request, dict) and "contents" in request):
-        got = "this is a Gemini batch file (request.contents)"
-        return Fault("unsupported_format", got, fix=openai + " contents[].parts[].text becomes messages[].content.")
-    if isinstance(params, dict) and "body" not in decoded and ("messages" in params or "max_tokens" in params):
-        fix = openai + " params becomes body, and params.system the first message with role system."
-        return Fault("unsupported_format", "this is an Anthropic message batch (params)", fix=fix)
-    if "modelInput" in decoded:
-        return Fault("unsupported_format", "this is a Bedrock batch file (modelInput)", fix=openai)
-    if "response" in decoded and "custom_id" in decoded and "body" not in decoded:
-        return Fault("unsupported_format", "this is a batch output file (response)", fix="Give the input file instead.")
-    return None
-
-
 def _not_json(raw: bytes, error: Exception) -> Fault:
     """invalid_json_line with the place in the line where reading stopped."""
     reason = str(error)
     if isinstance(error, RecursionError):
-        return Fault("invalid_json_line", "the line is nested too deeply to be read")
+        return Fault("invalid_json_line", f"the line is nested too deeply; at most {MAX_NESTING} levels are read")
     if "UTF-8" in reason or isinstance(error, UnicodeDecodeError):
         return Fault(
             "invalid_json_line", "the line is not valid UTF-8", fix="Convert the file, for example with iconv."
@@ -302,6 +214,17 @@ def _not_json(raw: bytes, error: Exception) -> Fault:
     elif "trailing" in what:
         fix = "Write one object a line."
     return Fault("invalid_json_line", f"the line is not valid JSON: {what} at column {at + 1}, near {near}", fix=fix)
+
+
+def _too_deep(raw: bytes) -> bool:
+    """True if brackets outside of strings nest deeper than MAX_NESTING."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
+        return False
+    depth = deepest = 0
+    for token in _TOKENS.finditer(raw):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)
+        deepest = max(deepest, depth)
+    return deepest > MAX_NESTING
 
 
 def _first_id(raw: bytes) -> str | None:
