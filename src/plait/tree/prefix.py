@@ -1,8 +1,8 @@
 """The prefix tree of a job as flat arrays: the one structure every planner, policy and simulator reads.
 
 Only *shared* segments are nodes. A row hangs off the deepest node whose tokens are a prefix of its prompt; what it has
-beyond that node is its private suffix. Node 0 is the root (no tokens). Nodes are in preorder, so ``parent[v] < v`` and the
-subtree of v is ``v .. subtree_end[v] - 1``; rows in depth-first order put the rows below v side by side.
+beyond that node is its private suffix. Node 0 is the root (no tokens). Nodes are in preorder, so ``parent[v] < v`` and
+the subtree of v is ``v .. subtree_end[v] - 1``; rows in depth-first order put the rows below v side by side.
 """
 
 from __future__ import annotations
