@@ -49,7 +49,7 @@ def _time_adds_up(run: Result, steps: list[dict[str, Any]], st: StepTime) -> Non
         sides = [
             gemm + st.prefill_attn_s * step["prefill_context_tokens"],
             st.kv_read_s_per_token * step["decode_context_tokens"],
-            st.comm_s_per_token * tokens,
+            st.comm_base_s + st.comm_s_per_token * tokens,
         ]
         sides.sort()
         rest = sides[0] + sides[1]

@@ -47,6 +47,7 @@ def machines(draw: st.DrawFn) -> StepTime:
         overlapped=draw(st.sampled_from([0.0, 1.0])),
         comm_s_per_token=draw(cost),
         gemm_base_s=draw(cost),
+        comm_base_s=draw(cost),
     )
 
 
@@ -63,7 +64,7 @@ def parts(found: Bounds) -> dict[str, float]:
 @given(
     jobs(),
     machines(),
-    st.sampled_from(["fcfs", "dfs", "random", "blend"]),
+    st.sampled_from(["fcfs", "dfs", "random"]),
     st.integers(200, 2000),
     st.sampled_from([1, 16]),
     st.sampled_from([0, 4]),

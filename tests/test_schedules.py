@@ -18,7 +18,7 @@ from plait.tree.build import tree_from_groups
 from plait.tree.prefix import PrefixTree
 from tests.checker import check_schedule
 
-FAST = StepTime(1e-4, 2e-4, 1e-7, 1e-5, 1e-3, 1e-5, gemm_base_s=1e-4)
+FAST = StepTime(1e-4, 2e-4, 1e-7, 1e-5, 1e-3, 1e-5, gemm_base_s=1e-4, comm_base_s=1e-4)
 
 
 def job(n: int, seed: int) -> tuple[RequestTable, PrefixTree, I64]:

@@ -95,13 +95,14 @@ def bounds(
     floor = max(compute + st.gemm_base_s * steps, st.weights_s * steps)
     fixed = st.overhead_s * steps + st.decode_seq_s * max(0.0, work.decodes - restarts) / ranks
     critical = _critical_path(table, tree, output, st) - st.kv_read_s_per_token * skipped - st.decode_seq_s * restarts
+    exchange = network + st.comm_base_s * steps
     return Bounds(
         compute_s=compute,
         memory_s=memory,
         network_s=network,
         ideal_s=max(compute, memory, network),
         practical_s=_busy(st, compute, memory, network),
-        overhead_s=_busy(st, floor, memory, network) + fixed,
+        overhead_s=_busy(st, floor, memory, exchange) + fixed,
         critical_s=max(0.0, critical),
     )
 
@@ -158,7 +159,8 @@ def _critical_path(table: RequestTable, tree: PrefixTree, output: I64, st: StepT
     prompt, steps = table.prompt_tokens.astype(np.float64), (output - 1).astype(np.float64)
     shared = tree.prefix_tokens[tree.node_of].astype(np.float64)
     prefill = steps_s(st, prompt - shared, _pairs(shared, prompt), np.zeros(table.n), np.zeros(table.n))
-    compute, network = max(st.gemm_base_s + st.gemm_s_per_token, st.weights_s), st.comm_s_per_token
+    compute = max(st.gemm_base_s + st.gemm_s_per_token, st.weights_s)
+    network = st.comm_base_s + st.comm_s_per_token
     longest, read = max(compute, network), max(st.kv_read_s_per_token, 1e-300)
     hidden_steps = np.clip(np.floor(longest / read - prompt), 0, steps)
     all_reads = read * (prompt * steps + steps * (steps + 1) / 2)

@@ -106,8 +106,12 @@ def fit_steps(observed: Observed, prior: StepTime) -> Calibration:
     for _ in range(_ROUNDS):
         columns = _columns(st, observed)
         found = target * _non_negative(columns * target / seconds[:, None], weight)
-        network = prior.comm_s_per_token / max(prior.gemm_s_per_token, 1e-30) * float(found[0])
-        st = st._replace(comm_s_per_token=network, **dict(zip(_FITTED, found.tolist(), strict=True)))
+        network = float(found[0]) / max(prior.gemm_s_per_token, 1e-30)
+        st = st._replace(
+            comm_s_per_token=prior.comm_s_per_token * network,
+            comm_base_s=prior.comm_base_s * network,
+            **dict(zip(_FITTED, found.tolist(), strict=True)),
+        )
         weight = _weights(_predict(st, observed) / seconds - 1)
     kept = weight > 0
     st = _scaled(st, float(seconds[kept].sum() / _predict(st, observed)[kept].sum()))  # totals matter for an ETA
@@ -121,7 +125,7 @@ def _predict(st: StepTime, x: Observed) -> F64:
 
 def _scaled(st: StepTime, factor: float) -> StepTime:
     """All times multiplied."""
-    names = (*_FITTED, "comm_s_per_token")
+    names = (*_FITTED, "comm_s_per_token", "comm_base_s")
     return st._replace(**{name: getattr(st, name) * factor for name in names})
 
 
@@ -131,7 +135,8 @@ def _columns(st: StepTime, x: Observed) -> F64:
     compute_bound = st.gemm_base_s + st.gemm_s_per_token * tokens >= st.weights_s
     gemm = np.maximum(st.gemm_base_s + st.gemm_s_per_token * tokens, st.weights_s)
     compute = gemm + st.prefill_attn_s * x.prefill_context_pairs
-    memory, network = st.kv_read_s_per_token * x.decode_kv_tokens, st.comm_s_per_token * tokens
+    memory = st.kv_read_s_per_token * x.decode_kv_tokens
+    network = st.comm_base_s + st.comm_s_per_token * tokens
     longest = np.maximum(compute, np.maximum(memory, network))
     exposed = st.interference if st.overlapped > 0.5 else 1.0
     compute_share = np.where(compute >= longest, 1.0, exposed)

@@ -31,7 +31,7 @@ class StepTime(NamedTuple):
     compute = max(gemm_base_s + gemm_s_per_token x (prefill + decode tokens), weights_s)
               + prefill_attn_s x (prefill token, context token) pairs
     memory  = kv_read_s_per_token x (KV tokens read by decodes)
-    network = comm_s_per_token x (prefill + decode tokens)
+    network = comm_base_s + comm_s_per_token x (prefill + decode tokens)
     fixed   = overhead_s + decode_seq_s x decoding sequences
     sequential: compute + memory + network + fixed
     overlapped: longest of the three + interference x (sum of the other two) + fixed
@@ -53,6 +53,8 @@ class StepTime(NamedTuple):
     """All-reduce seconds per token (tensor parallelism); an overlapped engine hides it like memory time."""
     gemm_base_s: float = 0.0
     """What a step's matrix products take beside ``gemm_s_per_token`` once they are bound by compute."""
+    comm_base_s: float = 0.0
+    """Fixed time of a step's all-reduces."""
 
 
 @njit
@@ -69,7 +71,7 @@ def step_s(
         max(st.gemm_base_s + st.gemm_s_per_token * tokens, st.weights_s) + st.prefill_attn_s * prefill_context_pairs
     )
     memory = st.kv_read_s_per_token * decode_kv_tokens
-    network = st.comm_s_per_token * tokens
+    network = st.comm_base_s + st.comm_s_per_token * tokens
     longest = max(compute, max(memory, network))
     hidden = compute + memory + network - longest
     exposed = st.interference if st.overlapped > 0.5 else 1.0
@@ -86,7 +88,7 @@ def steps_s(
         + st.prefill_attn_s * prefill_context_pairs
     )
     memory = st.kv_read_s_per_token * decode_kv_tokens
-    network = st.comm_s_per_token * tokens
+    network = st.comm_base_s + st.comm_s_per_token * tokens
     longest = np.maximum(compute, np.maximum(memory, network))
     exposed = st.interference if st.overlapped > 0.5 else 1.0
     busy = longest + exposed * (compute + memory + network - longest)
@@ -147,7 +149,7 @@ def layer_time(device: Device, model: Model, tp: int = 1) -> LayerTime:
 def for_machine(device: Device, model: Model, mode: str = "overlapped", tp: int = 1) -> StepTime:
     """Constants from the device's and the model's rows, with the efficiencies fitted to kernel profiles.
 
-    The fixed times of attention and all-reduce kernels count as overhead, as does the LM head of sampled tokens.
+    The fixed time of decode attention counts as overhead, as does the LM head of sampled tokens.
     Raises UsageError for an unknown mode or tp < 1.
     """
     overlapped, layers, layer = _overlapped(mode), model.layers, layer_time(device, model, _checked(tp))
@@ -158,11 +160,12 @@ def for_machine(device: Device, model: Model, mode: str = "overlapped", tp: int 
         weights_s=layers * layer.weights_s + elementwise_s + head_s,
         prefill_attn_s=layers * layer.prefill_pair_s,
         kv_read_s_per_token=layers * layer.kv_read_s,
-        overhead_s=STEP_OVERHEAD_S + layers * (layer.attention_base_s + layer.all_reduce_s),
+        overhead_s=STEP_OVERHEAD_S + layers * layer.attention_base_s,
         decode_seq_s=2 * model.head_params / tp / (peak_flops(device, model) * device.efficiency.gemm),
         overlapped=overlapped,
         comm_s_per_token=layers * layer.all_reduce_token_s,
         gemm_base_s=layers * (layer.gemm_base_s + layer.prefill_base_s) + elementwise_s,
+        comm_base_s=layers * layer.all_reduce_s,
     )
 
 
