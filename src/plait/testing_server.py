@@ -175,7 +175,9 @@ class LoopbackServer:
         return self._server is not None
 
     def revive(self) -> None:
-        """Listen (again). No-op while it listens."""
+        """Listen (again). No-op while it listens and after ``close``."""
+        if not self._thread.is_alive():
+            return
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
 
     def kill(self) -> None:

@@ -13,9 +13,11 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from plait.engine.answers import Answer, Fault, Outcome, error_body
+from plait.engine.health import WAVE_S, Health
 from plait.engine.http_settings import HttpSettings
 from plait.engine.pool import Balancer, Flight
 from plait.engine.servers import Server
@@ -26,10 +28,6 @@ from plait.events import Event, Failed, Finished, Preempted, Started
 EJECT_AFTER = 3
 SUSPECT_AFTER = 2
 """Crashes a request must have been part of to be run alone."""
-WAVE_S = 0.03
-"""How long after a first disconnect the others of the same crash are waited for."""
-PROBE_S, MAX_PROBE_S = 0.1, 5.0
-LOAD_EVERY_S = 0.5
 PRIME_WAIT_S = 2.0
 """A group waits for its primer for at most this, or for twice a usual answer's time if that is longer."""
 UNBOUNDED_TOKENS = 32_768
@@ -69,10 +67,10 @@ class Dispatcher:
         self.token_s = 0.0
         """Usual time per output token."""
         self.last_answer_s = 0.0
-        self.all_down_s = -1.0
         self.bytes_per_token = 4.0
         self.serial = itertools.count()
         self.jitter = random.Random(settings.seed)
+        self.health = Health(servers, self.balancer, now_s, self._spawn, self.pump, self.jitter)
         self.wake: asyncio.TimerHandle | None = None
         self.wake_s = float("inf")
         self.stopped = False
@@ -82,9 +80,9 @@ class Dispatcher:
         self._spawn(self._sweep())
         for server in self.servers:
             if server.up:
-                self._watch(server)
+                self.health.watch(server)
             else:
-                self._eject(server)
+                self.health.eject(server)
 
     # ---- from the driver
 
@@ -235,7 +233,7 @@ class Dispatcher:
         elif flight.cancelled or outcome is None:
             self._end(flight, Preempted(flight.row, self.now_s(), requeue=True))
         elif killed:
-            self._eject(server)
+            self.health.eject(server)
             message = f"the server died each of the {flight.crashes + 1} times it had this request: {outcome.message}"
             self._fail(flight, Fault("engine_killed", message), retryable=False)
         else:
@@ -291,9 +289,9 @@ class Dispatcher:
         server.last_error = fault.message
         server.failures += 1
         if fault.code == "disconnected":
-            self._cut_off(flight, server)
+            self.health.cut_off(flight, server)
         if server.failures >= EJECT_AFTER or fault.code == "connection_failed":
-            self._eject(server)
+            self.health.eject(server)
         if fault.code == "connection_failed" and flight.unreached < UNREACHED:
             flight.unreached += 1
             self._retry(flight, now_s + self._backoff_s(1))
@@ -339,79 +337,20 @@ class Dispatcher:
         del self.flights[flight.row]
         self.emit(event)
 
-    # ---- crashes and health
-
-    def _cut_off(self, flight: Flight, server: Server) -> None:
-        if not server.wave:
-            server.wave = frozenset(self.balancer.members[server.index].in_flight | {flight})
-            server.dropped.clear()
-            self._spawn(self._judge_wave(server))
-        server.dropped.add(flight)
-
-    async def _judge_wave(self, server: Server) -> None:
-        """Was it one connection, or the whole server?"""
-        await asyncio.sleep(WAVE_S)
-        wave, server.wave = server.wave, frozenset()
-        all_cut = len(wave) > 1 and wave <= server.dropped
-        if not all_cut and await server.alive():
-            return
-        server.window.refused(self.now_s(), self.now_s(), len(wave))
-        for flight in server.dropped:
-            flight.crashes += 1
-            flight.attempts = max(flight.attempts - 1, 0)
-        self._eject(server)
-
-    def _eject(self, server: Server) -> None:
-        """Stop using a server until a probe reaches it."""
-        server.up = False
-        if not self.balancer.members[server.index].up:
-            return
-        self.balancer.eject(server.index)
-        if not any(s.up for s in self.servers):
-            self.all_down_s = self.now_s()
-        self._spawn(self._probe(server))
-        self.pump()
-
-    async def _probe(self, server: Server) -> None:
-        wait_s = PROBE_S
-        while True:
-            await asyncio.sleep(wait_s * self.jitter.uniform(0.8, 1.2))
-            if await server.alive():
-                break
-            wait_s = min(2 * wait_s, MAX_PROBE_S)
-        if not server.watched:  # it was down when the pool was opened
-            await server.discover()
-            self._watch(server)
-        server.up, server.failures, server.progress_s = True, 0, self.now_s()
-        self.all_down_s = -1.0
-        self.balancer.admit(server.index)
-        self.pump()
-
-    def _watch(self, server: Server) -> None:
-        server.watched = True
-        if server.info.kind:
-            self._spawn(self._follow(server))
-
-    async def _follow(self, server: Server) -> None:
-        """Follow the server's own metrics; ends where it has none."""
-        load = await server.load()
-        while load is not None or server.window.measured:
-            if load is not None:
-                server.window.load(load.running, load.waiting)
-                if load.tokens != server.tokens:
-                    server.tokens, server.progress_s = load.tokens, self.now_s()
-                self.pump()
-            await asyncio.sleep(LOAD_EVERY_S)
-            load = await server.load()
+    # ---- on a timer
 
     async def _sweep(self) -> None:
         """Everything that must happen on a timer."""
         while not self.stopped:
             await asyncio.sleep(min(1.0, self.settings.stall_timeout_s / 4, self.settings.patience_s / 4))
             now_s = self.now_s()
-            if self.all_down_s >= 0 and self.flights and now_s - self.all_down_s > self.settings.patience_s:
+            if (
+                self.health.all_down_s >= 0
+                and self.flights
+                and now_s - self.health.all_down_s > self.settings.patience_s
+            ):
                 faults = "; ".join(f"{server.name}: {server.last_error}" for server in self.servers)
-                self._give_up(f"no server has answered for {now_s - self.all_down_s:.0f} s: {faults}")
+                self._give_up(f"no server has answered for {now_s - self.health.all_down_s:.0f} s: {faults}")
             self._fail_hopeless(now_s)
             for server in self.servers:
                 for flight in list(self.balancer.members[server.index].in_flight):
@@ -461,7 +400,7 @@ class Dispatcher:
         self.stopped = True
         self.on_stop(error)
 
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self.background.add(task)
         task.add_done_callback(self.background.discard)

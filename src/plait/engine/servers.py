@@ -27,7 +27,8 @@ from plait.engine.server_metrics import (
 from plait.engine.window import Window
 
 LARGE_BODY_BYTES = 1 << 20
-PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 15.0
+"""Long: a server whose CPUs are busy answers late, and is alive."""
 
 
 @dataclass(eq=False)
