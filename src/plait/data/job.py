@@ -1,7 +1,7 @@
 """Input files -> ``Job``: where each request lies, what identifies it, and what is wrong with it.
 
-A job keeps columns, never text: 43 bytes a row, about 130 at the peak of reading. A request is read again when it is needed, and checked against its
-digest, so that a file that changes under a run is noticed.
+A job keeps columns, never text: 43 bytes a row, about 130 at the peak of reading. A request is read again when it is
+needed, and checked against its digest, so that a file that changes under a run is noticed.
 """
 
 from __future__ import annotations
