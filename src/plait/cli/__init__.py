@@ -13,6 +13,7 @@ from plait.errors import PlaitError
 
 COMMANDS = {
     "plan": "Say how long a job will take and why, without running it.",
+    "simulate": "Say how long a trace would take on a machine under each policy.",
     "check": "Report every problem of a batch file, without an engine.",
 }
 """Subcommand -> one-line help; the command itself is ``plait.cli.<name>:command``."""
