@@ -123,7 +123,7 @@ class Journal:
         self._unsynced = 0
         self._unsynced_since_s = 0.0
         with disk_errors(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
             self.header, self._end = self._replay()
         except BaseException:
@@ -145,7 +145,7 @@ class Journal:
             with disk_errors(self.path):
                 write_all(self._descriptor, data)
         except JournalError:
-            os.ftruncate(self._descriptor, self._end)
+            os.ftruncate(self._descriptor, self._end)  # a part of the record may have been written
             raise
         self.state.add(record, self._end, len(line))
         self._end += len(data)
@@ -219,15 +219,14 @@ class Journal:
             good_end = offset + len(raw)
             if not raw.endswith(b"\n"):  # complete, only its newline is missing
                 with disk_errors(self.path):
-                    os.pwrite(self._descriptor, b"\n", good_end)
+                    write_all(self._descriptor, b"\n")
                 good_end += 1
         if header is None:
             raise self._foreign()
-        with disk_errors(self.path):
-            if torn_at is not None:
+        if torn_at is not None:
+            with disk_errors(self.path):
                 os.ftruncate(self._descriptor, good_end)
                 os.fsync(self._descriptor)
-            os.lseek(self._descriptor, good_end, os.SEEK_SET)
         return header, good_end
 
     def _header(self, raw: bytes) -> Header:
