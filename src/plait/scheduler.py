@@ -84,7 +84,6 @@ class Scheduler:
                 moves.start(self.state.c, event.row)
             case Progress():
                 moves.progress(self.state.c, event.row, event.output_tokens)
-                self._planner.observe(event.row, event.output_tokens, finished=False)
             case Preempted():
                 moves.preempt(self.state.c, event.row, event.lost_tokens, event.requeue)
             case Finished():

@@ -36,7 +36,6 @@ class Result:
     recomputed_tokens: int  # KV tokens thrown away by preemption
     preemptions: int
     unique_tokens_computed: int  # prefill_tokens without recomputed ones
-    engine_pre: int = 0
 
 
 def simulate(
@@ -95,7 +94,6 @@ def result(planner: Planner, machine: Machine) -> Result:
         recomputed_tokens=int(engine["recomputed"]),
         preemptions=int(planner.state.scalars["preemptions"][0]),
         unique_tokens_computed=int(engine["prefilled"] - engine["recomputed"]),
-        engine_pre=int(engine["preempted"]),
     )
 
 

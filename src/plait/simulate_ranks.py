@@ -72,9 +72,7 @@ def simulate_ranks(
     The cut uses those of the whole job. Raises what ``simulate`` raises, and UsageError for ranks < 1.
     """
     if ranks == 1:
-        return [
-            simulate(job.table, job.tree, job.output_tokens, lengths_of(job), capacity, step_time, policy, seed)
-        ]
+        return [simulate(job.table, job.tree, job.output_tokens, lengths_of(job), capacity, step_time, policy, seed)]
     expected = lengths_of(job).expected
     rank_of = balanced_cut(job.tree, job.table.prompt_tokens, expected, cost, ranks)
     results = []

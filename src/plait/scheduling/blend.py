@@ -10,7 +10,7 @@ from __future__ import annotations
 from plait._numba import njit
 from plait.scheduling import profile
 from plait.scheduling.moves import admit
-from plait.scheduling.queues import gated, peek
+from plait.scheduling.queues import gated, peek, settling
 from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, rows_of
 from plait.table import I64
 
@@ -70,7 +70,7 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
 @njit
 def _admit_right(c: Records, out: I64, row: int, most: float, wanted: float) -> int:
     """Right rows while the profile has room for them; c.blocked remembers a head that did not fit."""
-    if row < 0 or c.blocked == c.events:
+    if row < 0 or c.blocked == c.events or settling(c):
         return 0
     count = 0
     flow = wanted * (c.left_area + BACKLOG_STEPS) if peek(c, LEFT) >= 0 else 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from plait._numba import njit
 from plait.scheduling import profile
 from plait.scheduling.moves import admit, change_side, hold
-from plait.scheduling.queues import gated, may_take_prefill, peek
+from plait.scheduling.queues import gated, may_take_prefill, peek, settling
 from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, expected_of, key_of, rows_of
 from plait.table import I64
 
@@ -52,10 +52,13 @@ def decide_dual_scan(c: Records, out: I64) -> tuple[int, int, int]:
         _move_underestimated(c)
     count = 0
     budget = float(c.chunk)
+    if settling(c):
+        return 0, 0, c.chunk
     while count < len(out) and c.prefilling + c.decoding < c.max_seqs and may_take_prefill(c):
         left, right = peek(c, LEFT), peek(c, RIGHT)
-        if left < 0 or right < 0:
+        if left < 0 and right < 0:
             break
+        left, right = (right if left < 0 else left), (left if right < 0 else right)
         key = key_of(c)
         memory_left = c.capacity * left_share(key[left], key[right], c.root_density)
         memory_right = c.capacity - memory_left

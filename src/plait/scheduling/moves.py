@@ -169,10 +169,7 @@ def _leave(c: Records, row: int) -> int:
         c.prefilling -= 1
         if r.side == RIGHT:
             c.backlog_right -= r.need
-        if not c.has_steps:
-            c.backlog -= r.need
-        if c.prefilling == 0:
-            c.backlog = 0
+        c.backlog = max(0, c.backlog - r.need) if c.prefilling > 0 else 0
     if r.side == LEFT:
         c.held_left -= r.held
     else:
@@ -198,6 +195,7 @@ def finish(c: Records, row: int) -> None:
         c.waiting -= 1
     r.status = DONE
     c.done += 1
+    c.overflowed = 0
     c.events += 1
 
 
@@ -211,6 +209,7 @@ def preempt(c: Records, row: int, lost_tokens: int, requeue: bool) -> None:
     profiled = r.profiled >= 0
     r.kept = max(0, _leave(c, row) - lost_tokens)
     c.preemptions += 1
+    c.overflowed = 1
     c.waiting += 1
     r.status = WAITING
     if not requeue:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KERNELS = {"queue": QUEUE, "dual-scan": DUAL_SCAN, "blend": BLEND}
 REPLAN_GROWTH = 1.5
 """Answers seen grow by this factor between two plans: the work of planning stays a constant share of the job's."""
-REFRESH_STEPS, REFRESH_GROWTH = 1000, 0.1
+REFRESH_STEPS, REFRESH_GROWTH = 16, 0.1
 """Decode steps between two refreshes of the length curves: so many, and so much of the steps so far."""
 FIRST_REPLAN = 8
 """Answers after which a job without a sample plans again for the first time."""

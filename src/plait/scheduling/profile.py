@@ -30,7 +30,7 @@ BINS_AN_OCTAVE = 4
 STALE_SHARE = 1 / 128
 """Growth of the rows, as a share of the KV cache, that a profile may miss."""
 REFRESH_STEPS = 64
-NEAR_STEPS, NEAR_DEVIATIONS, FAR_DEVIATIONS = 32.0, 3.0, 1.0
+NEAR_STEPS, NEAR_DEVIATIONS, FAR_DEVIATIONS = 32.0, 3.0, 2.5
 """Standard deviations of the expected footprint that stay free: an overflow in the next steps means a preemption, at
 every step anew; one that is far off can still be met by admitting less."""
 

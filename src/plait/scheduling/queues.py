@@ -76,11 +76,17 @@ def may_take_prefill(c: Records) -> bool:
 
 
 @njit
+def settling(c: Records) -> bool:
+    """Memory ran out: what was thrown out waits until a row has finished, or it would be thrown out again."""
+    return bool(c.overflowed) and c.prefilling + c.decoding > 0
+
+
+@njit
 def decide_queue(c: Records, out: I64) -> int:
     """Admit from the left queue while rows fit. Fills ``out``; returns how many."""
     count = 0
     profile.refresh_if_stale(c)
-    if c.blocked == c.events:
+    if c.blocked == c.events or settling(c):
         return 0
     while count < len(out) and c.prefilling + c.decoding < c.max_seqs and may_take_prefill(c):
         head = peek(c, LEFT)

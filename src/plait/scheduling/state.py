@@ -95,6 +95,7 @@ _COUNTS = [
     "events",  # grows with every event that may free room; a blocked head is tried again when it moved
     "blocked",
     "preemptions",
+    "overflowed",  # 1: memory ran out and no row has finished since
     "has_steps",
     "held_left",  # mean footprints of the running rows of a side (dual scan)
     "held_right",

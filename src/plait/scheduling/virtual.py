@@ -171,9 +171,7 @@ def throw_out(c: Records, e: Records, row: int) -> None:
         e.fifo_size -= 1
         if e.fifo_size == 0:
             e.recomputed += e.head_done
-            c.backlog += e.head_done
             e.head_done = 0
-        c.backlog -= r.need
     moves.preempt(c, row, 0, True)
 
 
