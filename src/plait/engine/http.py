@@ -74,7 +74,8 @@ class HttpPool:
 
     def cancel(self, rows: Sequence[int]) -> None:
         """See ``Engine``."""
-        self._loop.call_soon_threadsafe(self._dispatcher.cancel, list(rows))
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self._dispatcher.cancel, list(rows))
 
     def poll(self, timeout_s: float) -> list[Event]:
         """See ``Engine``."""

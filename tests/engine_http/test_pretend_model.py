@@ -1,0 +1,71 @@
+"""The pool against pretend inference servers: capacity found, queue kept short, prefixes shared, groups together."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.engine.http import HttpPool
+from plait.events import EngineRequest, Finished
+from plait.testing_model import PretendModel
+from plait.testing_server import LoopbackServer
+from tests.engine_http.pools import chat, collect, content, endings, settings
+
+GROUPS, EACH = 8, 12
+
+
+def grouped() -> list[EngineRequest]:
+    """Requests in tree order: groups of one 400-token opening each."""
+    opening = {group: f"opening of group {group} ".ljust(1600, chr(97 + group)) for group in range(GROUPS)}
+    return [
+        chat(group * EACH + leaf, f"{opening[group]} question {leaf}", affinity=group)
+        for group in range(GROUPS)
+        for leaf in range(EACH)
+    ]
+
+
+def test_kv_blocks_and_context_are_discovered_from_metrics() -> None:
+    with LoopbackServer(PretendModel(kv_blocks=100)) as one, LoopbackServer(PretendModel(kv_blocks=50)) as other:
+        pool = HttpPool(settings(one.url, other.url))
+        capacity = pool.capacity
+        pool.close()
+    assert (capacity.kv_tokens, capacity.block_tokens, capacity.max_context_tokens) == (2400, 16, 8192)
+    assert not capacity.prefix_lookup_at_submit, "vLLM shares within a batch"
+
+
+def test_a_server_without_metrics_is_limited_by_count_and_primed() -> None:
+    with LoopbackServer(PretendModel(with_metrics=False)) as server:
+        pool = HttpPool(settings(server.url, kv_tokens=5000, block_tokens=32))
+        capacity = pool.capacity
+        pool.close()
+    assert (capacity.kv_tokens, capacity.block_tokens) == (5000, 32)
+    assert capacity.prefix_lookup_at_submit and capacity.max_num_seqs > 0
+
+
+def test_with_metrics_the_servers_queue_stays_a_few_deep() -> None:
+    model = PretendModel(slots=6, prefill_s_per_token=1e-5, decode_s_per_token=0.02)
+    with LoopbackServer(model) as server:
+        pool = HttpPool(settings(server.url))
+        pool.submit(grouped())
+        ended = endings(collect(pool, GROUPS * EACH))
+        pool.close()
+        assert all(content(event) for event in ended.values())
+        assert 6 <= server.max_in_flight <= 6 + 10
+
+
+@pytest.mark.parametrize("n_servers", [1, 2])
+def test_nearly_all_sharing_is_kept_although_the_cache_holds_few_groups(n_servers: int) -> None:
+    models = [
+        PretendModel(slots=4, kv_blocks=180, with_metrics=False, prefill_s_per_token=2e-5, decode_s_per_token=1e-3)
+        for _ in range(n_servers)
+    ]
+    servers = [LoopbackServer(model) for model in models]
+    pool = HttpPool(settings(*(server.url for server in servers)))
+    pool.submit(grouped())
+    ended = endings(collect(pool, GROUPS * EACH))
+    pool.close()
+    for server in servers:
+        server.close()
+    assert all(isinstance(event, Finished) for event in ended.values())
+    cached = sum(model.cached_tokens for model in models)
+    assert cached >= 0.9 * 400 * GROUPS * (EACH - 1) - 400 * 3 * (n_servers - 1)
+    assert all(model.prompt_tokens > 0.3 / n_servers * 400 * GROUPS * EACH for model in models), "work is balanced"
