@@ -22,14 +22,16 @@ def adopted_records(job: Job, files: RunFiles) -> Iterator[tuple[bytes, Record]]
     belong to the same prompts, so anything doubtful is refused: raises UsageError for a line that is no result or
     whose custom_id the job does not have or has twice.
     """
+    existing = [path for path in (files.output, files.errors) if path.exists() and path.stat().st_size]
+    if not existing:
+        return
     row_of: dict[str, int] = {}
     for row in range(job.n):
         custom_id = None if job.bad[row] else job.custom_id(row)
         if custom_id is not None:
             row_of[custom_id] = -1 if custom_id in row_of else row
-    for path in (files.output, files.errors):
-        if path.exists():
-            yield from _adopted_file(path, row_of)
+    for path in existing:
+        yield from _adopted_file(path, row_of)
 
 
 def _adopted_file(path: Path, row_of: dict[str, int]) -> Iterator[tuple[bytes, Record]]:
