@@ -30,7 +30,8 @@ SUSPECT_AFTER = 2
 """Crashes a request must have been part of to be run alone."""
 PRIME_WAIT_S = 2.0
 """A group waits for its primer for at most this, or for twice a usual answer's time if that is longer."""
-UNBOUNDED_TOKENS = 32_768
+UNBOUNDED_TOKENS = 4096
+"""Output a request without a cap is given time for."""
 RETRIES_PER_ANSWER = 2
 UNREACHED = 30
 """Times a request may find no connection at no cost: the server's absence is none of its business."""
@@ -370,11 +371,13 @@ class Dispatcher:
             self._fail(flight, up[0].pause or Fault("rate_limited", "the server asked for a pause", 429))
 
     def _stuck(self, flight: Flight, server: Server, now_s: float) -> bool:
-        """Nothing moves, or this one takes ten times what its tokens usually do."""
-        if now_s - max(flight.sent_s, server.progress_s) > self.settings.stall_timeout_s:
-            return True
+        """Nothing moves here, or this one takes ten times what its tokens usually do. A server without metrics moves
+        unseen while it generates: a long answer gets the time its tokens usually take on top."""
         usual_s = self.token_s * min(flight.max_tokens, UNBOUNDED_TOKENS)
-        return now_s - flight.sent_s > self.settings.stall_timeout_s + 10 * usual_s
+        quiet_s = now_s - max(flight.sent_s, server.progress_s)
+        unseen_s = 0.0 if server.window.measured else 2 * usual_s
+        timeout_s = self.settings.stall_timeout_s
+        return quiet_s > timeout_s + unseen_s or now_s - flight.sent_s > timeout_s + 10 * usual_s
 
     def _unstick(self, flight: Flight, server: Server, now_s: float) -> None:
         still_s = now_s - max(server.progress_s, flight.sent_s)
