@@ -60,10 +60,10 @@ class SimulatedEngine:
                 self._events.append(Preempted(row, self.now_s(), 0, requeue=True))
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Run one step if nothing is pending to be told; an idle engine returns nothing."""
+        """Run one step; an idle engine returns only what is still to be told."""
         self._admit_pending()
         c = self._state.c
-        if not self._events and c["prefilling"] + c["decoding"] > 0:
+        if c["prefilling"] + c["decoding"] > 0:
             self._step()
         events, self._events = self._events, []
         return events

@@ -14,14 +14,20 @@ AVERAGED_TOKENS = 65536.0
 
 @njit
 def _link(c: Records, row: int, side: int) -> None:
-    r = rows_of(c)[row]
+    """Enter the row in the running list of a side, which is ordered by admission."""
+    rows = rows_of(c)
+    r = rows[row]
     r.side = side
-    tail = c.tail_left if side == LEFT else c.tail_right
-    r.prev = tail
-    r.next = -1
-    if tail >= 0:
-        rows_of(c)[tail].next = row
-    if side == LEFT:
+    before = c.tail_left if side == LEFT else c.tail_right
+    after = -1
+    while before >= 0 and rows[before].seq > r.seq:
+        after, before = before, rows[before].prev
+    r.prev, r.next = before, after
+    if before >= 0:
+        rows[before].next = row
+    if after >= 0:
+        rows[after].prev = row
+    elif side == LEFT:
         c.tail_left = row
     else:
         c.tail_right = row

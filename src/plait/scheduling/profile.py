@@ -30,7 +30,7 @@ BINS_AN_OCTAVE = 4
 STALE_SHARE = 1 / 128
 """Growth of the rows, as a share of the KV cache, that a profile may miss."""
 REFRESH_STEPS = 64
-NEAR_STEPS, NEAR_DEVIATIONS, FAR_DEVIATIONS = 32.0, 3.0, 2.5
+NEAR_STEPS, NEAR_DEVIATIONS, FAR_DEVIATIONS = 32.0, 3.0, 1.5
 """Standard deviations of the expected footprint that stay free: an overflow in the next steps means a preemption, at
 every step anew; one that is far off can still be met by admitting less."""
 
@@ -46,8 +46,8 @@ def generated(c: Records, row: int) -> int:
 
 @njit
 def age_bin(g: int) -> int:
-    """Nearest bin of an age in tokens."""
-    return min(AGE_BINS - 1, int(BINS_AN_OCTAVE * math.log2(g + 1.0) + 0.5))
+    """First bin of at least that age in tokens: a row that has just outlived a typical length must not look younger."""
+    return min(AGE_BINS - 1, math.ceil(BINS_AN_OCTAVE * math.log2(g + 1.0) - 1e-9))
 
 
 @njit
