@@ -1,0 +1,28 @@
+"""Lower bounds on TEL, the sum of completion steps, in the unit-step model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.table import F64, I64
+from plait.unitstep.kernel import area
+
+
+def centroid(prompt_tokens: I64, output_tokens: I64) -> F64:
+    """Mean step, counted from the start, at which a request holds its memory: Σ j (s + j) / Σ (s + j), float64 [n]."""
+    s, o = prompt_tokens.astype(np.float64), output_tokens.astype(np.float64)
+    moment = s * o * (o + 1) / 2 + o * (o + 1) * (2 * o + 1) / 6
+    return moment / area(prompt_tokens, output_tokens)
+
+
+def mean_busy_time(prompt_tokens: I64, output_tokens: I64, kv_tokens: int) -> float:
+    """Bound by mean busy times, O(n log n); research.md §B.
+
+    A completion is the mean busy step + (o - centroid). Mean busy steps sum to at least their sum when memory is
+    divisible and served by ascending area; work inside a step counts at its end, half a step a request on average.
+    No request completes before its own output length either.
+    """
+    areas = np.sort(area(prompt_tokens, output_tokens))
+    busy = float(np.sum(np.cumsum(areas) - areas / 2)) / kv_tokens + len(areas) / 2
+    after = float(np.sum(output_tokens - centroid(prompt_tokens, output_tokens)))
+    return max(busy + after, float(np.sum(output_tokens)))

@@ -1,0 +1,151 @@
+"""Exact schedules of the unit-step model: a list of requests in, the start step of each out.
+
+A request started at step p holds s + j tokens at step p + j, j = 1..o, and completes at p + o. Usage between two
+completions only grows, so it peaks at completions: an admission is checked at every completion it overlaps and at its
+own. A waiting request may become feasible strictly between two completions; ``not_before`` finds that step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait._numba import njit
+from plait.errors import CapacityError, InputError
+from plait.table import F64, I64
+
+
+def check_requests(prompt_tokens: I64, output_tokens: I64, kv_tokens: int) -> None:
+    """Raise InputError for a length below 1 and CapacityError for a request that never fits, naming the row."""
+    if kv_tokens < 1:
+        raise CapacityError(f"the KV budget is {kv_tokens} tokens; at least 1 is needed")
+    for name, column in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens)):
+        bad = np.flatnonzero(column < 1)
+        if len(bad):
+            raise InputError(f"row {bad[0]}: {name} is {column[bad[0]]}; an integer >= 1 is needed")
+    bad = np.flatnonzero(prompt_tokens > kv_tokens - output_tokens)
+    if len(bad):
+        row = bad[0]
+        raise CapacityError(
+            f"row {row}: {prompt_tokens[row]} prompt + {output_tokens[row]} output tokens exceed the KV budget of "
+            f"{kv_tokens}; raise --kv-tokens or drop the row"
+        )
+
+
+def area(prompt_tokens: I64, output_tokens: I64) -> F64:
+    """Memory area of each request: tokens held summed over its steps, s o + o (o + 1) / 2, float64 [n]."""
+    o = output_tokens.astype(np.float64)
+    return prompt_tokens * o + o * (o + 1) / 2
+
+
+@njit
+def not_before(s: int, o: int, t: int, kv_tokens: int, ends: I64, peaks: I64, first: int, last: int) -> int:
+    """A lower bound > t on the first feasible start, or t itself if the request may start at step t. O(active).
+
+    ``ends[first:last]`` are the completions of running requests, ascending, ``peaks`` the usage at each. Later
+    admissions only add usage, so the bound stays valid. The own end moves past the completion that blocks it; a
+    peak at e that is over by x either needs x steps more, or is over once e has passed.
+    """
+    end = t + o
+    earliest = t
+    k = first
+    while k < last and ends[k] < end:
+        excess = peaks[k] + s + ends[k] - t - kv_tokens
+        if excess > 0:
+            earliest = max(earliest, min(t + excess, ends[k]))
+        k += 1
+    if k < last:
+        usage_at_end = peaks[k] - (ends[k] - end) * (last - k)
+        if usage_at_end + s + o > kv_tokens:
+            earliest = max(earliest, ends[k] - o + 1)
+    return earliest
+
+
+@njit
+def insert(s: int, o: int, t: int, ends: I64, peaks: I64, first: int, last: int) -> int:
+    """Add a request started at t to the running ones; returns the new ``last``."""
+    end = t + o
+    k = last
+    while k > first and ends[k - 1] > end:
+        ends[k] = ends[k - 1]
+        peaks[k] = peaks[k - 1]
+        k -= 1
+    ends[k] = end
+    peaks[k] = s + o
+    if k < last:
+        peaks[k] += peaks[k + 1] - (ends[k + 1] - end) * (last - k)
+    for j in range(first, k):
+        peaks[j] += s + ends[j] - t
+    return last + 1
+
+
+@njit
+def decode(s: I64, o: I64, order: I64, key: F64, kv_tokens: int, window: int, kappa: float, every_step: bool) -> I64:
+    """Start step of each request, int64 [n], by list scheduling of ``order``.
+
+    At each step the list is passed once: what fits starts; behind the first misfit (the head) up to ``window`` - 1
+    more misfits are passed over, and only rows with key <= kappa x key[head] may start. window 1 is the strict list.
+    ``every_step`` tries each step instead of jumping to the next one that can matter: same result, for tests.
+    """
+    n = len(order)
+    starts = np.full(n, -1, np.int64)
+    following = np.arange(1, n + 2)  # linked list over positions 1..n of the order; 0 is its anchor
+    bound = np.zeros(n + 1, np.int64)  # no start before this step, by position
+    ends = np.empty(n + 1, np.int64)
+    peaks = np.empty(n + 1, np.int64)
+    first = last = 0
+    t = 0
+    while following[0] <= n:
+        while first < last and ends[first] <= t:
+            first += 1
+        if first == last:
+            first = last = 0
+        wake = np.iinfo(np.int64).max
+        misfits = 0
+        limit = np.inf
+        before = 0
+        position = following[0]
+        while position <= n and misfits < window:
+            row = order[position - 1]
+            if key[row] > limit:
+                misfits += 1
+            else:
+                if bound[position] <= t:
+                    bound[position] = not_before(s[row], o[row], t, kv_tokens, ends, peaks, first, last)
+                if bound[position] <= t:
+                    starts[row] = t
+                    last = insert(s[row], o[row], t, ends, peaks, first, last)
+                    following[before] = following[position]
+                    position = following[before]
+                    continue
+                wake = min(wake, bound[position])
+                if misfits == 0:
+                    limit = kappa * key[row]
+                misfits += 1
+            before = position
+            position = following[position]
+        t = t + 1 if every_step else max(t + 1, wake)
+    return starts
+
+
+def schedule(
+    prompt_tokens: I64,
+    output_tokens: I64,
+    order: I64,
+    kv_tokens: int,
+    key: F64 | None = None,
+    window: int = 1,
+    kappa: float = np.inf,
+    every_step: bool = False,
+) -> I64:
+    """Checked form of ``decode``: int64 [n] start steps. Without a key, overtaking is bounded by the window alone.
+
+    Raises InputError or CapacityError naming the first row that cannot be scheduled.
+    """
+    check_requests(prompt_tokens, output_tokens, kv_tokens)
+    used = np.ones(len(prompt_tokens)) if key is None else key
+    return decode(prompt_tokens, output_tokens, order, used, kv_tokens, window, kappa, every_step)
+
+
+def total_completion(starts: I64, output_tokens: I64) -> int:
+    """TEL: the sum of completion steps."""
+    return int(np.sum(starts + output_tokens))
