@@ -66,6 +66,7 @@ LARGEST_CHUNK_TOKENS = 8192
     show_default=True,
     help="Seconds of a machine, or the unit steps of Sorted-F.",
 )
+@click.option("--optimize", metavar="SECONDS", help="With --time steps: search this long, like 5s.")
 @click.option("--schedule", metavar="FILE", help="With --time steps: write request,start_step.")
 def command(traces: tuple[str, ...], clock: str, **options: Any) -> None:
     """Simulate TRACE (CSV, Parquet or Mooncake JSONL; may be gzipped) under one or more policies.

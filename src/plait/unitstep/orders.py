@@ -10,6 +10,7 @@ import numpy as np
 from plait.errors import UsageError
 from plait.table import F64, I64
 from plait.unitstep.kernel import area, check_requests, decode, total_completion
+from plait.unitstep.search import local_search
 
 WINDOW = 64
 KAPPA = 1.3
@@ -85,21 +86,28 @@ PORTFOLIO_ROWS = 5_000
 """Up to this many requests ``latency`` tries every list and keeps the best; beyond, the dispersed one."""
 
 
-def starts_of(policy: str, s: I64, o: I64, kv_tokens: int) -> I64:
-    """Start steps of a policy, int64 [n]. Raises UsageError for an unknown one, and what ``check_requests`` raises."""
+def starts_of(policy: str, s: I64, o: I64, kv_tokens: int, keep_going: Callable[[], bool] | None = None) -> I64:
+    """Start steps of a policy, int64 [n]. ``latency`` goes on searching while ``keep_going()``, where one is given.
+
+    Raises UsageError for an unknown policy, and what ``check_requests`` raises.
+    """
     check_requests(s, o, kv_tokens)
     if policy == "latency":
-        return _best(s, o, kv_tokens)
+        return _best(s, o, kv_tokens, keep_going)
     if policy not in LISTS:
         raise UsageError(f"policy '{policy}' has no unit-step form; known: latency, {', '.join(LISTS)}")
     return _decoded(LISTS[policy](s, o), s, o, kv_tokens)
 
 
-def _best(s: I64, o: I64, kv_tokens: int) -> I64:
-    if len(s) > PORTFOLIO_ROWS:
-        return _decoded(dispersed(s, o), s, o, kv_tokens)
-    tried = [_decoded(listing(s, o), s, o, kv_tokens) for listing in PORTFOLIO]
-    return min(tried, key=lambda starts: total_completion(starts, o))
+def _best(s: I64, o: I64, kv_tokens: int, keep_going: Callable[[], bool] | None) -> I64:
+    """Best list of the portfolio, then of its neighbourhood."""
+    listings = [listing(s, o) for listing in (PORTFOLIO if len(s) <= PORTFOLIO_ROWS else PORTFOLIO[1:2])]
+    tried = [_decoded(listing, s, o, kv_tokens) for listing in listings]
+    best = int(np.argmin([total_completion(starts, o) for starts in tried]))
+    if keep_going is None:
+        return tried[best]
+    chosen = listings[best]
+    return local_search(s, o, chosen.order, chosen.key, kv_tokens, chosen.window, chosen.kappa, keep_going)
 
 
 def _decoded(listing: Listing, s: I64, o: I64, kv_tokens: int) -> I64:

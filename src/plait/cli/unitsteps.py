@@ -1,0 +1,105 @@
+"""``plait simulate --time steps``: schedules of Sorted-F's unit-step model."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from plait.data.traces import Trace, read_trace
+from plait.errors import InputError, UsageError
+from plait.table import I64
+from plait.unitstep.bounds import mean_busy_time
+from plait.unitstep.orders import starts_of
+
+DEFAULT_POLICIES = ("fcfs", "latency")
+
+
+def run(traces: tuple[str, ...], **options: Any) -> None:
+    """Schedule each trace under each policy; print a table or JSON, write one schedule.
+
+    Reads of ``options``: kv_tokens (needed), policies, optimize ("5s" or None), schedule (path or None), as_json.
+    Raises UsageError for options that do not fit together, InputError and CapacityError for unusable rows.
+    """
+    kv_tokens = options["kv_tokens"]
+    if kv_tokens is None:
+        raise UsageError("--time steps needs --kv-tokens, the budget that all running requests share")
+    policies = options["policies"] or DEFAULT_POLICIES
+    schedule = options.get("schedule")
+    if schedule and (len(traces) > 1 or len(policies) > 1):
+        raise UsageError("--schedule writes one schedule: give one trace and one --policy")
+    limit_s = _seconds(options.get("optimize"))
+    rows = []
+    for path in traces:
+        trace = read_trace(path)
+        for policy in policies:
+            starts = starts_of(policy, *_columns(trace), kv_tokens, _clock(limit_s))
+            rows.append(_row(trace, policy, starts, kv_tokens))
+            if schedule:
+                _write(Path(schedule), starts)
+    click.echo(json.dumps({"policies": rows}, indent=2) if options["as_json"] else _table(rows))
+
+
+def _columns(trace: Trace) -> tuple[I64, I64]:
+    return trace.table.prompt_tokens, trace.output_tokens
+
+
+def _seconds(text: str | None) -> float:
+    """ "5s" -> 5.0; nothing -> 0."""
+    if text is None:
+        return 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)s?", text)
+    if match is None:
+        raise UsageError(f"--optimize is '{text}'; seconds are needed, like 5s")
+    return float(match[1])
+
+
+def _clock(limit_s: float) -> Callable[[], bool] | None:
+    """A question that is answered yes until ``limit_s`` from now; None: no search."""
+    if limit_s == 0:
+        return None
+    end = time.monotonic() + limit_s
+    return lambda: time.monotonic() < end
+
+
+def _row(trace: Trace, policy: str, starts: I64, kv_tokens: int) -> dict[str, Any]:
+    """Figures of one schedule, in steps."""
+    done = starts + trace.output_tokens
+    bound = mean_busy_time(*_columns(trace), kv_tokens)
+    return {
+        "trace": trace.name,
+        "policy": policy,
+        "requests": len(done),
+        "kv_tokens": kv_tokens,
+        "tel": int(np.sum(done)),
+        "mean": float(np.mean(done)),
+        "p50": float(np.percentile(done, 50)),
+        "p99": float(np.percentile(done, 99)),
+        "makespan": int(np.max(done)),
+        "bound": bound,
+        "bound_kind": "mean busy time",
+        "ratio": float(np.sum(done)) / bound,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = [f"{'trace':24}{'policy':12}{'mean':>12}{'p50':>12}{'p99':>12}{'TEL / bound':>13}"]
+    for row in rows:
+        figures = f"{row['mean']:12.1f}{row['p50']:12.0f}{row['p99']:12.0f}{row['ratio']:13.3f}"
+        lines.append(f"{row['trace'][:23]:24}{row['policy']:12}{figures}")
+    return "\n".join(lines)
+
+
+def _write(path: Path, starts: I64) -> None:
+    """CSV request,start_step; request = 0-based row of the trace."""
+    table = np.column_stack([np.arange(len(starts)), starts])
+    try:
+        np.savetxt(path, table, fmt="%d", delimiter=",", header="request,start_step", comments="")
+    except OSError as error:
+        raise InputError(f"{path}: cannot write the schedule: {error.strerror}") from None
