@@ -58,6 +58,11 @@ POLICIES: dict[str, str] = {
     "dfs": "plait.policy.orders:dfs",
     "dual-scan": "plait.policy.dualscan:dual_scan",
     "blend": "plait.policy.blend:blend",
+    "mc-sf": "plait.policy.latency:mc_sf",
+    "mc-sf-skip": "plait.policy.latency:mc_sf_skip",
+    "size": "plait.policy.latency:size",
+    "area": "plait.policy.latency:area",
+    "latency": "plait.policy.latency:latency",
 }
 """Name on the command line -> "module:function". Adaptive policies (dual-scan, blend) name a kernel in their Order."""
 

@@ -1,0 +1,60 @@
+"""Orders for mean latency under real step costs: shortest-first rules, memory area, and machine time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.policy.base import Order, View
+from plait.table import F64
+
+WINDOW = 64
+KAPPA = 1.3
+
+
+def private_prompt_tokens(view: View) -> F64:
+    """Prompt tokens a request adds beyond the deepest prefix it shares, at least 1, float64 [n]."""
+    shared = view.tree.prefix_tokens[view.tree.node_of]
+    return np.maximum(view.table.prompt_tokens - shared, 1).astype(np.float64)
+
+
+def mc_sf(view: View) -> Order:
+    """Shortest expected output first, strict."""
+    return _by(view.expected_output_tokens)
+
+
+def mc_sf_skip(view: View) -> Order:
+    """Shortest expected output first; any later request that fits may start."""
+    return _by(view.expected_output_tokens, view.table.n, np.inf)
+
+
+def size(view: View) -> Order:
+    """Smallest prompt + expected output first, strict."""
+    return _by(view.table.prompt_tokens + view.expected_output_tokens)
+
+
+def area(view: View) -> Order:
+    """Smallest expected memory area s o + (o² + o) / 2 first, strict."""
+    return _by(_area(view, view.table.prompt_tokens.astype(np.float64)))
+
+
+def latency(view: View) -> Order:
+    """Smallest machine time first, a blocked head overtaken by little larger requests, prefill throttled.
+
+    Machine time of a request with private prompt s, output o and area A: its share of the fixed time of steps
+    (a A / M), the KV it reads (c A) and the tokens it computes (b (s + o - 1)); research.md §B.
+    """
+    cost, tokens = view.step_time, private_prompt_tokens(view)
+    step_s = max(cost.weights_s, cost.gemm_base_s) + cost.overhead_s + cost.comm_base_s
+    per_area = step_s / view.capacity.kv_tokens + cost.kv_read_s_per_token
+    key = per_area * _area(view, tokens) + cost.gemm_s_per_token * (tokens + view.expected_output_tokens - 1)
+    return _by(key, WINDOW, KAPPA, throttle=True)
+
+
+def _area(view: View, prompt_tokens: F64) -> F64:
+    o = view.expected_output_tokens
+    square = o * o if view.expected_square is None else view.expected_square
+    return prompt_tokens * o + (square + o) / 2
+
+
+def _by(key: F64, window: int = 1, kappa: float = 1.0, throttle: bool = False) -> Order:
+    return Order(np.argsort(key, kind="stable").astype(np.int64), key, max(window, 1), kappa, throttle)

@@ -1,0 +1,64 @@
+"""The blend's plan: sides on an overlapped engine, primed depth-first on a sequential one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.events import Capacity
+from plait.model.steptime import paper_a100_8b
+from plait.policy.base import View
+from plait.policy.blend import blend, depth_first_long_first, work
+from plait.policy.units import shuffled_depth_first, split_units
+from plait.table import RequestTable
+from plait.tree.build import tree_from_groups
+from tests.simulation import small_job
+
+
+def test_compute_heavy_rows_go_left_and_memory_heavy_rows_right() -> None:
+    table = RequestTable.of([3000, 20, 3000, 20])
+    tree = tree_from_groups(table.prompt_tokens, np.full(4, -1), np.zeros(4, np.int64))
+    order = blend(View(table, tree, np.array([5.0, 9000.0, 5.0, 9000.0]), Capacity(400_000), paper_a100_8b()))
+    assert order.kernel == "blend" and order.right is not None
+    assert sorted(order.rows.tolist()) == [0, 2] and sorted(order.right.tolist()) == [1, 3]
+
+
+def test_a_sequential_engine_gets_every_row_once_with_groups_together() -> None:
+    job = small_job(1, 60, 4)
+    view = View(job.table, job.tree, np.full(60, 10.0), Capacity(4000), paper_a100_8b("sequential"))
+    order = blend(view)
+    assert order.kernel == "queue" and order.right is None
+    assert sorted(order.rows.tolist()) == list(range(60))
+    nodes = job.tree.node_of[order.rows]
+    assert np.count_nonzero(np.diff(nodes[nodes > 0])) < job.tree.n_nodes
+
+
+def test_long_outputs_come_first_in_a_depth_first_order() -> None:
+    job = small_job(2, 40)
+    expected = np.arange(40, dtype=np.float64)
+    assert depth_first_long_first(job.tree, expected)[0] == 39
+
+
+def test_shares_of_a_prefix_add_up_to_computing_it_once() -> None:
+    table = RequestTable.of([110, 120, 130])
+    tree = tree_from_groups(table.prompt_tokens, np.zeros(3, np.int64), np.full(3, 100))
+    _, _, tokens = work(View(table, tree, np.ones(3), Capacity(1000), paper_a100_8b()))
+    assert np.isclose(tokens.sum(), 100 + 10 + 20 + 30)
+
+
+def test_a_short_system_prompt_is_opened_and_a_long_group_prefix_is_not() -> None:
+    prompt = np.full(200, 1000)
+    tree = tree_from_groups(prompt, np.arange(200) // 50, np.full(200, 900))
+    unit = split_units(tree, 0.995)
+    assert len(np.unique(unit)) == 4
+    assert len(np.unique(split_units(tree_from_groups(prompt, np.zeros(200, np.int64), np.full(200, 4)), 0.0))) == 200
+
+
+def test_a_shuffled_depth_first_order_keeps_every_subtree_together() -> None:
+    job = small_job(5, 100, 6)
+    rows = shuffled_depth_first(job.tree, 3)
+    assert sorted(rows.tolist()) == list(range(100))
+    place = np.empty(100, np.int64)
+    place[rows] = np.arange(100)
+    for v in range(1, job.tree.n_nodes):
+        below = place[job.tree.dfs_rows[job.tree.row_begin[v] : job.tree.row_end[v]]]
+        assert below.max() - below.min() == len(below) - 1
