@@ -11,6 +11,7 @@ from plait.errors import UsageError
 from plait.table import F64, I64
 from plait.unitstep.kernel import area, check_requests, decode, total_completion
 from plait.unitstep.search import local_search
+from plait.unitstep.sortedf import swap_order
 
 WINDOW = 64
 KAPPA = 1.3
@@ -70,6 +71,12 @@ def dispersed(s: I64, o: I64) -> Listing:
     return Listing(ascending[np.lexsort((shuffle, bucket))], areas, WINDOW, DISPERSED_KAPPA)
 
 
+def sorted_f_swap(s: I64, o: I64, kv_tokens: int) -> Listing:
+    """Sorted-F with local swap search, strict."""
+    order = swap_order(s, o, kv_tokens)
+    return Listing(order, np.zeros(len(s)))
+
+
 def _by(key: F64, window: int = 1, kappa: float = 1.0) -> Listing:
     return Listing(np.argsort(key, kind="stable"), key, window, kappa)
 
@@ -94,14 +101,19 @@ def starts_of(policy: str, s: I64, o: I64, kv_tokens: int, keep_going: Callable[
     check_requests(s, o, kv_tokens)
     if policy == "latency":
         return _best(s, o, kv_tokens, keep_going)
+    if policy == "sorted-f-swap":
+        return _decoded(sorted_f_swap(s, o, kv_tokens), s, o, kv_tokens)
     if policy not in LISTS:
-        raise UsageError(f"policy '{policy}' has no unit-step form; known: latency, {', '.join(LISTS)}")
+        known = f"latency, sorted-f-swap, {', '.join(LISTS)}"
+        raise UsageError(f"policy '{policy}' has no unit-step form; known: {known}")
     return _decoded(LISTS[policy](s, o), s, o, kv_tokens)
 
 
 def _best(s: I64, o: I64, kv_tokens: int, keep_going: Callable[[], bool] | None) -> I64:
     """Best list of the portfolio, then of its neighbourhood."""
-    listings = [listing(s, o) for listing in (PORTFOLIO if len(s) <= PORTFOLIO_ROWS else PORTFOLIO[1:2])]
+    listings = [dispersed(s, o)]
+    if len(s) <= PORTFOLIO_ROWS:
+        listings = [*(listing(s, o) for listing in PORTFOLIO), sorted_f_swap(s, o, kv_tokens)]
     tried = [_decoded(listing, s, o, kv_tokens) for listing in listings]
     best = int(np.argmin([total_completion(starts, o) for starts in tried]))
     if keep_going is None:
