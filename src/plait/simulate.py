@@ -10,6 +10,7 @@ import numpy as np
 from plait.errors import CapacityError, InputError
 from plait.events import Capacity
 from plait.lengths import Lengths
+from plait.model.calibrate import Observed, fit_steps
 from plait.model.steptime import StepTime
 from plait.policy.base import View
 from plait.scheduling.plan import Planner
@@ -20,6 +21,8 @@ from plait.tree.prefix import PrefixTree
 
 MAX_ADMIT = 4096
 """Rows one decision may admit."""
+CALIBRATION_STEPS = 2048
+"""Latest steps that believed constants are fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,19 @@ def simulate(
     planner = Planner(View(table, tree, lengths.expected, capacity, believed or step_time, seed), lengths, policy)
     planner.state.scalars["has_steps"] = 1
     planner.replan()
-    machine = new_machine(output)
-    machine = run(planner, machine, step_time)
+    machine = run(planner, new_machine(output), step_time, believed=believed)
     return result(planner, machine)
 
 
-def run(planner: Planner, machine: Machine, step_time: StepTime, until_s: float = np.inf) -> Machine:
-    """Advance a simulation to its end or to ``until_s``; returns the machine, whose log may have moved."""
+def run(
+    planner: Planner,
+    machine: Machine,
+    step_time: StepTime,
+    until_s: float = np.inf,
+    believed: StepTime | None = None,
+) -> Machine:
+    """Advance a simulation to its end or to ``until_s``; returns the machine, whose log may have moved. ``believed``
+    constants are corrected from the latest steps at every refresh of the estimates."""
     engine, n = machine.engine[0], len(machine.output)
     scratch = np.zeros(MAX_ADMIT, np.int64)
     while engine["finished"] < n and engine["now_s"] < until_s:
@@ -77,6 +86,9 @@ def run(planner: Planner, machine: Machine, step_time: StepTime, until_s: float 
         rows = machine.finished_rows[seen : int(engine["finished"])].astype(np.int64)
         planner.observe_rows(rows, machine.output[rows].astype(np.int64))
         planner.replan_if_due()
+        if believed is not None:
+            latest = machine.log[max(0, int(engine["logged"]) - CALIBRATION_STEPS) : int(engine["logged"])]
+            planner.set_step_time(fit_steps(Observed.of_records(latest), believed).step_time)
     return machine
 
 

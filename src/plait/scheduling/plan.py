@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plait.events import Decision
+from plait.model.steptime import StepTime
 from plait.policy.base import Order, View, order_function
 from plait.policy.blend import SHARING_KEPT, work
 from plait.policy.units import split_units
@@ -88,6 +89,14 @@ class Planner:
         elif self.state.c["step"] >= self._next_refresh:
             self.refresh_lengths()
             self._look_ahead()
+
+    def set_step_time(self, step_time: StepTime) -> None:
+        """Constants measured on the live engine, from now on."""
+        c = self.state.c
+        c["gemm_s"], c["weights_s"] = step_time.gemm_s_per_token, step_time.weights_s
+        c["prefill_attn_s"], c["kv_read_s"] = step_time.prefill_attn_s, step_time.kv_read_s_per_token
+        c["overhead_s"] = step_time.overhead_s
+        self._view = dataclasses.replace(self._view, step_time=step_time)
 
     def refresh_lengths(self) -> None:
         """New survival curves from all answers so far; running rows count as "longer than this"."""
