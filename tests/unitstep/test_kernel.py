@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -102,3 +102,16 @@ def test_an_unknown_policy_is_refused() -> None:
 @given(backlogs(most=40))
 def test_sorted_f_lists_each_request_once(backlog: Backlog) -> None:
     assert sorted(swap_order(*backlog).tolist()) == list(range(len(backlog[0])))
+
+
+@settings(max_examples=40, deadline=None)
+@given(backlogs(most=3, longest=3))
+def test_the_bound_is_below_the_optimum_over_all_starts(backlog: Backlog) -> None:
+    s, o, budget = backlog
+    within = range(int(np.sum(o)))
+    totals = [
+        total_completion(np.array(starts), o)
+        for starts in product(within, repeat=len(s))
+        if 0 in starts and np.max(usage(s, o, np.array(starts))) <= budget
+    ]
+    assert mean_busy_time(s, o, budget) <= min(totals) + 1e-9

@@ -14,7 +14,8 @@ KAPPA = 1.3
 def private_prompt_tokens(view: View) -> F64:
     """Prompt tokens a request adds beyond the deepest prefix it shares, at least 1, float64 [n]."""
     shared = view.tree.prefix_tokens[view.tree.node_of]
-    return np.maximum(view.table.prompt_tokens - shared, 1).astype(np.float64)
+    private: F64 = np.maximum(view.table.prompt_tokens - shared, 1).astype(np.float64)
+    return private
 
 
 def mc_sf(view: View) -> Order:

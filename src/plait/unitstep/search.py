@@ -35,7 +35,7 @@ def improve(
             trial[target + 1 : source + 1] = order[target:source]
         trial[target] = row
         starts = decode(s, o, trial, key, kv_tokens, window, kappa, False)
-        now = np.sum(starts) + np.sum(o)
+        now = int(np.sum(starts) + np.sum(o))
         if now <= tel:
             order[:] = trial
             tel = now
