@@ -46,13 +46,13 @@ class Numbers:
     lost_tokens: int
     """Tokens whose KV was thrown away by preemptions."""
     duration_s: float
-    """From the start of the engine's clock to the last event."""
+    """From the start of the run (the engine is loaded then) to the last event."""
     tokens_per_s: float
     """Prompt + output tokens of answered requests over ``duration_s``."""
     mean_completion_s: float
     p50_completion_s: float
     p99_completion_s: float
-    """Completion times of answered requests, from the start of the clock; nan without any."""
+    """Completion times of answered requests, from the start of the run; nan without any."""
     peak_running: int
     tail_share: float
     """Share of ``duration_s`` at the end during which fewer than half of ``peak_running`` requests ran."""
@@ -66,7 +66,9 @@ class Numbers:
 class Summary:
     """Collects a run's events. A request runs from its first token to its end. Memory: 32 bytes an ended request."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_s: float = 0.0) -> None:
+        """``start_s``: the engine's clock when the run starts."""
+        self._start_s = start_s
         self._running: set[int] = set()
         self._first_cached: dict[int, int] = {}  # cached tokens of a row's first prefill
         self._change_s = array("d")  # when the number of running requests changed,
@@ -76,7 +78,7 @@ class Summary:
         self._answered = self._failed = 0
         self._prompt = self._reused = self._output = 0
         self._preemptions = self._lost = 0
-        self._last_s = 0.0
+        self._last_s = start_s
 
     def event(self, event: Event) -> None:
         """Take one event in."""
@@ -100,8 +102,8 @@ class Summary:
 
     def numbers(self) -> Numbers:
         """The figures so far."""
-        duration_s = self._last_s
-        completion_s = np.array(self._completion_s)
+        duration_s = self._last_s - self._start_s
+        completion_s = np.array(self._completion_s) - self._start_s
         p50, p99 = np.percentile(completion_s, [50, 99]) if len(completion_s) else (math.nan, math.nan)
         peak = max(self._change_to, default=0)
         return Numbers(
@@ -193,9 +195,11 @@ class LiveStats:
     compares with the time that has really passed.
     """
 
-    def __init__(self, prompt_tokens: I64, estimates: Estimates, new_prompt_tokens: I64 | None = None) -> None:
+    def __init__(
+        self, prompt_tokens: I64, estimates: Estimates, new_prompt_tokens: I64 | None = None, start_s: float = 0.0
+    ) -> None:
         """``prompt_tokens``: int64 [n]. ``new_prompt_tokens``: those a depth-first order has to compute, int64 [n];
-        without it, the share computed so far is taken for the rest too."""
+        without it, the share computed so far is taken for the rest too. ``start_s``: the engine's clock at first."""
         self._prompt = prompt_tokens
         self._new_prompt = new_prompt_tokens
         self._estimates = estimates
@@ -208,9 +212,8 @@ class LiveStats:
         self._computed = self._generated = 0.0
         self._kv_tokens = 0
         self._fit = _TwoRates()
-        self._last_s = 0.0
         self._rates = [0.0, 0.0]
-        self._since_s, self._since = 0.0, (0.0, 0.0)
+        self._since_s, self._since = start_s, (0.0, 0.0)
 
     def sent(self, row: int, now_s: float) -> None:
         """A row was submitted."""

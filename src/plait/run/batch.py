@@ -1,23 +1,56 @@
-"""A whole run on the embedded engine: check, plan, run, write, learn. What ``plait run`` does behind its display."""
+"""A whole run: check, plan, run, write, learn. What ``plait run`` does behind its display."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from plait.data.job import LISTED_PROBLEMS, BatchRequest, Job, open_job
 from plait.errors import InputError
-from plait.events import EngineRequest, Event, Failed, Finished, Step
+from plait.events import Engine, EngineRequest, Event, Failed, Finished, Step
 from plait.lengths import Lengths
-from plait.model.calibrate import Calibrator
-from plait.plan import Outlook, outlook, scheduler
-from plait.run.embedded import Embedded
+from plait.model.calibrate import Calibration, Calibrator
+from plait.plan import Machine, Outlook, outlook, scheduler
+from plait.report.metrics import LiveStats, Numbers, Summary
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
-from plait.run.prepare import Overflow, Prepared, prepare
+from plait.run.prepare import Overflow, Prepared, Tokenizer, prepare
 from plait.scheduler import Scheduler
+from plait.table import I64
+from plait.tree.sharing import shared_with_previous, unique_tokens
+
+MIN_CALIBRATION_STEPS = 50
+"""Steps a run must have had before its step times are worth keeping."""
+
+
+class Place(Protocol):
+    """Where a job can be run: ``plait.run.embedded.Embedded`` or a pool of servers."""
+
+    name: str
+    machine: Machine
+    passthrough: bool
+    """Whether lines that only a server can judge (other endpoints, unknown parameters) may pass."""
+    retries: bool
+    """Whether the run retries failed requests; False where the engine does that itself."""
+    secrets: tuple[str, ...]
+
+    @property
+    def answer_settings(self) -> dict[str, Any]:
+        """What changes answers, for the journal."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Prompts as the engine will see them, or the best stand-in."""
+
+    def engine(self) -> Engine:
+        """The engine, ready. Raises EngineError."""
+
+    def learn(self, calibration: Calibration) -> None:
+        """Keep measured step times for the next forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,38 +74,60 @@ class Ready:
     job: Job
     run: Run
     prepared: Prepared
-    lengths: Lengths
     scheduler: Scheduler
+    stats: LiveStats
     forecast: Outlook
-    """Under the chosen policy, then under file order."""
+    """Under the chosen policy, then under file order, with lengths as assumed before anything ran."""
+    kv_tokens: int
+
+    def custom_id(self, i: int) -> str | None:
+        """Of the scheduler's row i."""
+        return self.job.custom_id(int(self.prepared.rows[i]))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a run went."""
+
+    outcome: Outcome
+    numbers: Numbers | None = None
+    """None where nothing was left to run."""
+    unique_prompt_tokens: int = 0
+    """Prompt tokens that any order has to compute."""
+    driver_cpu_s: float = 0.0
+    """CPU time of this process while the engine worked."""
+    forecast: Outlook | None = None
+    """As before the run."""
+    hindsight: Outlook | None = None
+    """The same with the lengths and step times that the run showed; None where it did not show enough."""
+    adopted: int = 0
 
 
 Watch = Callable[[Ready], Observer]
+Say = Callable[[str], None]
 
 
-def run_batch(
-    batch: BatchOptions, place: Embedded, options: Options, watch: Watch, say: Callable[[str], None]
-) -> Outcome:
+def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch, say: Say) -> Report:
     """Run the files to their end, or as far as it goes. ``say`` gets a line before each slow step.
 
     Raises PlaitError where nothing could be started; afterwards the outcome says how it ended.
     """
     with (
         tempfile.TemporaryDirectory(prefix="plait-") as workdir,
-        open_job(batch.files, workdir, batch.allow_duplicates) as job,
+        open_job(batch.files, workdir, batch.allow_duplicates, place.passthrough) as job,
     ):
         if batch.strict and job.bad.any():
             raise InputError(_listed(str(p) for p in job.iter_problems() if p.severity == "error"))
         with open_run(job, options) as run:
+            if run.adopted:
+                say(f"{run.adopted:,} results without a journal were taken over, matched by custom_id")
             if run.complete:
                 say("nothing left to run: every request has been recorded by an earlier run")
-                return run.finish()
+                return Report(run.finish(), adopted=run.adopted)
             return _execute(batch, place, job, run, watch, say)
 
 
-def _execute(
-    batch: BatchOptions, place: Embedded, job: Job, run: Run, watch: Watch, say: Callable[[str], None]
-) -> Outcome:
+def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch, say: Say) -> Report:
     say(f"planning {len(run.rows):,} requests")
     prepared = prepare(
         job, run.rows, place.tokenizer(), place.machine.capacity, batch.on_overflow, batch.default_max_tokens
@@ -80,28 +135,54 @@ def _execute(
     if batch.strict and prepared.faults:
         raise InputError(_listed(str(job.problem(row, fault)) for row, fault in prepared.faults.items()))
     lengths = Lengths.unknown(prepared.table, prepared.tree, batch.seed)
-    policies = dict.fromkeys((batch.policy, "fcfs"))
-    forecast = outlook(prepared.table, prepared.tree, lengths, place.machine, list(policies), batch.seed)
+    forecast = _outlook(batch, prepared, lengths, place.machine)
     chosen = scheduler(prepared.table, prepared.tree, lengths, place.machine, batch.policy, batch.seed)
-    planned = Planned(prepared.rows, chosen, _request_maker(prepared), prepared.faults)
-    say(f"loading {place.model.name}")
+    say(f"starting {place.name}")
     engine = place.engine()
     try:
-        observer = _Calibrating(watch(Ready(job, run, prepared, lengths, chosen, forecast)), place)
-        outcome = run.execute(planned, engine, observer)
+        start_s = engine.now_s()
+        stats = LiveStats(prepared.table.prompt_tokens, lengths, _new_tokens(prepared), start_s)
+        ready = Ready(job, run, prepared, chosen, stats, forecast, engine.capacity.kv_tokens)
+        watcher = _Watcher(watch(ready), ready, start_s, Calibrator(place.machine.step_time))
+        request = _request_maker(prepared, lambda i: stats.sent(i, engine.now_s()))
+        planned = Planned(prepared.rows, chosen, request, prepared.faults, prepared.notes())
+        cpu_s = time.process_time()
+        outcome = run.execute(planned, engine, watcher)
+        cpu_s = time.process_time() - cpu_s
     finally:
         engine.close()
-    observer.finish()
-    return outcome
+    return Report(
+        outcome,
+        watcher.summary.numbers(),
+        unique_tokens(prepared.tree, prepared.table.prompt_tokens),
+        cpu_s,
+        forecast,
+        watcher.hindsight(batch, place),
+        run.adopted,
+    )
 
 
-def _request_maker(prepared: Prepared) -> Callable[[int, BatchRequest], EngineRequest]:
+def _outlook(batch: BatchOptions, prepared: Prepared, lengths: Lengths, machine: Machine) -> Outlook:
+    policies = list(dict.fromkeys((batch.policy, "fcfs")))
+    return outlook(prepared.table, prepared.tree, lengths, machine, policies, batch.seed)
+
+
+def _new_tokens(prepared: Prepared) -> I64:
+    """Prompt tokens of each row that a depth-first order computes, int64 [n]."""
+    rows = prepared.tree.dfs_rows
+    new = prepared.table.prompt_tokens.copy()
+    new[rows] -= shared_with_previous(prepared.tree, rows)
+    return new
+
+
+def _request_maker(prepared: Prepared, sent: Callable[[int], None]) -> Callable[[int, BatchRequest], EngineRequest]:
     """Requests with their token ids and the cap of each of their sequences."""
     table = prepared.table
     assert table.tokens is not None and table.offsets is not None
     tokens, offsets = table.tokens, table.offsets
 
     def make(i: int, request: BatchRequest) -> EngineRequest:
+        sent(i)
         cap = int(table.max_tokens[i]) // int(request.body.get("n") or 1)
         ids = tokens[offsets[i] : offsets[i + 1]]
         return EngineRequest(i, request.url, request.body, ids, cap, int(prepared.tree.node_of[i]))
@@ -109,17 +190,22 @@ def _request_maker(prepared: Prepared) -> Callable[[int, BatchRequest], EngineRe
     return make
 
 
-class _Calibrating:
-    """Passes everything on, and fits the machine's step times to the steps it sees."""
+class _Watcher:
+    """Collects a run's numbers, step times and output lengths, and passes every event on to the display."""
 
-    def __init__(self, observer: Observer, place: Embedded) -> None:
-        self._observer, self._place = observer, place
-        self._calibrator = Calibrator(place.machine.step_time)
+    def __init__(self, observer: Observer, ready: Ready, start_s: float, calibrator: Calibrator) -> None:
+        self.summary = Summary(start_s)
+        self._observer, self._ready, self._calibrator = observer, ready, calibrator
+        self._output = np.zeros(ready.prepared.table.n, np.int64)
 
     def event(self, event: Event) -> None:
-        """Take note of steps."""
+        """Take note, then pass on."""
+        self.summary.event(event)
+        self._ready.stats.event(event)
         if isinstance(event, Step):
             self._calibrator.observe(event)
+        elif isinstance(event, Finished):
+            self._output[event.row] = event.output_tokens
         self._observer.event(event)
 
     def retrying(self, event: Finished | Failed, after_s: float) -> None:
@@ -130,15 +216,18 @@ class _Calibrating:
         """Pass on."""
         self._observer.heartbeat(now_s)
 
-    def finish(self) -> None:
-        """Keep what was learnt, if there were steps enough to learn from."""
-        if self._calibrator.seen >= MIN_CALIBRATION_STEPS:
-            self._place.learn(self._calibrator.fit())
+    def hindsight(self, batch: BatchOptions, place: Place) -> Outlook | None:
+        """Forecast with what is known now, where every request of the run was answered; step times are kept."""
+        if self._calibrator.seen < MIN_CALIBRATION_STEPS:
+            return None
+        calibration = self._calibrator.fit()
+        place.learn(calibration)
+        if not self._output.all():
+            return None
+        prepared = self._ready.prepared
+        known = Lengths.known(prepared.table, self._output)
+        return _outlook(batch, prepared, known, Machine(place.machine.capacity, calibration.step_time))
 
 
-MIN_CALIBRATION_STEPS = 50
-
-
-def _listed(problems: Any) -> str:
-    first = list(islice(problems, LISTED_PROBLEMS))
-    return "--strict: not started.\n" + "\n".join(first)
+def _listed(problems: Iterable[str]) -> str:
+    return "--strict: not started.\n" + "\n".join(islice(problems, LISTED_PROBLEMS))

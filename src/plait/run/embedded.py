@@ -27,8 +27,13 @@ class Embedded:
     """Known without loading the engine. Raises UsageError for settings that cannot work, EngineError where the model
     cannot be fetched."""
 
+    passthrough = False
+    retries = True
+    secrets: tuple[str, ...] = ()
+
     def __init__(self, model_name: str | None, settings: EngineSettings, say: Callable[[str], None]) -> None:
         self.model: LocalModel = find_model(model_name, say)
+        self.name = self.model.name
         self.settings = settings
         limits = resolve(settings, self.model)
         self._key = calibration_key("openvino", self.model.name, limits.threads)

@@ -244,9 +244,11 @@ class Run:
             self._journal.append(self._line(self._job.request(row), event), copy)
 
     def _line(self, request: BatchRequest, event: Finished | Failed) -> bytes:
+        notes = self._planned.notes.get(request.row, {}) if self._planned else {}
+        metadata = {**request.metadata, **notes}
         if isinstance(event, Failed):
-            return self._lines.failure(request.row, request.custom_id, request.metadata, event)
-        return self._lines.answer(request.row, request.custom_id, request.metadata, event.status_code, event.body)
+            return self._lines.failure(request.row, request.custom_id, metadata, event)
+        return self._lines.answer(request.row, request.custom_id, metadata, event.status_code, event.body)
 
     def _refuse(self, row: int, fault: Fault) -> None:
         """Record a row, and its copies, that turned out not to fit."""

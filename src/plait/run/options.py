@@ -59,6 +59,8 @@ class Planned:
     """(i, request as read from the input) -> what the engine gets; its ``row`` is i."""
     faults: Mapping[int, Fault] = field(default_factory=dict)
     """Job rows of the run that cannot be run after all (context, KV), and why."""
+    notes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Job row -> keys that its output line carries beside the request's own metadata."""
 
 
 class Observer(Protocol):

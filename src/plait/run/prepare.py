@@ -41,6 +41,10 @@ class Prepared:
     clamped: dict[int, int] = field(default_factory=dict)
     """Job rows whose output cap was lowered, and the cap they had asked for."""
 
+    def notes(self) -> dict[int, dict[str, Any]]:
+        """What the output line of a job row must say beside the answer."""
+        return {row: {"max_tokens_clamped_from": asked} for row, asked in self.clamped.items()}
+
 
 def prepare(
     job: Job,
