@@ -107,7 +107,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
     scale = 10 if parser.parse_args().small else 1
-    bench, table = Bench(), {}
+    bench = Bench()
+    table: dict[str, Any] = {}
     bench.run(synthetic(1.4, 0.35, 20_000), "blend", note="compile")
     bench.run(synthetic(1.4, 0.35, 20_000), "dual-scan", note="compile")
     bench.run(synthetic(1.4, 0.35, 20_000), "dfs", note="compile")

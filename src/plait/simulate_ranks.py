@@ -21,9 +21,14 @@ from plait.tree.prefix import PrefixTree
 class Job(Protocol):
     """A job with true output lengths (``plait.data.traces.Trace``)."""
 
-    table: RequestTable
-    tree: PrefixTree
-    output_tokens: I64
+    @property
+    def table(self) -> RequestTable: ...
+
+    @property
+    def tree(self) -> PrefixTree: ...
+
+    @property
+    def output_tokens(self) -> I64: ...
 
 
 class Part:

@@ -1,8 +1,8 @@
-"""The virtual engine behind the ``Engine`` protocol, a step a poll: what tests drive through ``Scheduler`` and ``drive``.
+"""The virtual engine behind the ``Engine`` protocol, a step a poll: what tests drive through ``Scheduler`` and
+``drive``.
 
-It keeps its own ``State`` and runs the same compiled step as ``simulate``, so a run through the object gives the schedule
-of the compiled loop.
-"""
+It keeps its own ``State`` and runs the same compiled step as ``simulate``, so a run through the object gives the
+schedule of the compiled loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The figure of ``plait simulate``: compute and memory use per step over time (BlendServe Fig. 10), throughput, bounds."""
+"""The figure of ``plait simulate``: compute and memory use per step over time (BlendServe Fig. 10), throughput,
+bounds."""
 
 from __future__ import annotations
 

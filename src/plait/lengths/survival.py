@@ -216,7 +216,7 @@ def _variance_ratio(parent: I32, level: I32, k: int, n: F64, mean: F64, spread: 
             free += share
             gain += n[c] * share
     guess = PREFIX_RATIO if k < PREFIX_LEVELS else LENGTH_RATIO
-    if gain <= 1e-9 or inside <= 0.0:
+    if gain <= 1e-9 or free <= 1e-9 or inside <= 0.0 or inside_n <= 0.0:
         return guess
     variance = inside / inside_n
     found = (between / variance - free) / gain

@@ -27,7 +27,7 @@ BACKLOG_STEPS = 2.0
 def prefill_for(c: Records, compute_s: float) -> float:
     """Prefill tokens that bring the next step's compute to ``compute_s``."""
     token_s = c.gemm_s + c.prefill_attn_s * c.context_per_prefill_token
-    return max(0.0, min((compute_s - c.gemm_s * c.decoding) / token_s, float(c.chunk - c.decoding)))
+    return float(max(0.0, min((compute_s - c.gemm_s * c.decoding) / token_s, float(c.chunk - c.decoding))))
 
 
 @njit

@@ -41,7 +41,7 @@ def prefill_share(c: Records, row: int, memory: float) -> float:
     """C = N p / d for a side whose cursor is at ``row``."""
     r = rows_of(c)[row]
     d = max(1.0, expected_of(c)[row])
-    return memory / (r.prompt + 0.5 * d) * r.prompt / d
+    return float(memory / (r.prompt + 0.5 * d) * r.prompt / d)
 
 
 @njit

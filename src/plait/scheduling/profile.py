@@ -165,6 +165,6 @@ def steps_of_right(c: Records) -> float:
     while k > 0 and mean[RIGHT, k] < tau[k]:
         k -= 1
     if k + 1 == TAU_POINTS or k == 0:
-        return max(1.0, tau[k])
+        return float(max(1.0, tau[k]))
     here, following = mean[RIGHT, k] / tau[k], mean[RIGHT, k + 1] / tau[k + 1]
-    return tau[k] + (tau[k + 1] - tau[k]) * (here - 1.0) / max(here - following, 1e-9)
+    return float(tau[k] + (tau[k + 1] - tau[k]) * (here - 1.0) / max(here - following, 1e-9))

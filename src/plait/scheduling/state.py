@@ -240,64 +240,75 @@ def longest_output(limits: I64, expected: F64) -> float:
 @njit
 def rows_of(c: Records) -> Records:
     """ROW [n]"""
-    return carray(pointer(c.at_rows), c.n, ROW)
+    found: Records = carray(pointer(c.at_rows), c.n, ROW)
+    return found
 
 
 @njit
 def nodes_of(c: Records) -> Records:
     """NODE [m]"""
-    return carray(pointer(c.at_nodes), c.m, NODE)
+    found: Records = carray(pointer(c.at_nodes), c.m, NODE)
+    return found
 
 
 @njit
 def queue_of(c: Records) -> I32:
     """int32 [2, n]"""
-    return carray(pointer(c.at_queue), (2, c.n), np.int32)
+    found: I32 = carray(pointer(c.at_queue), (2, c.n), np.int32)
+    return found
 
 
 @njit
 def back_of(c: Records) -> I32:
     """int32 [2, n]"""
-    return carray(pointer(c.at_back), (2, c.n), np.int32)
+    found: I32 = carray(pointer(c.at_back), (2, c.n), np.int32)
+    return found
 
 
 @njit
 def key_of(c: Records) -> F64:
     """float64 [n]"""
-    return carray(pointer(c.at_key), c.n, np.float64)
+    found: F64 = carray(pointer(c.at_key), c.n, np.float64)
+    return found
 
 
 @njit
 def expected_of(c: Records) -> F64:
     """float64 [n]"""
-    return carray(pointer(c.at_expected), c.n, np.float64)
+    found: F64 = carray(pointer(c.at_expected), c.n, np.float64)
+    return found
 
 
 @njit
 def alive_of(c: Records) -> F64:
     """float64 [C, AGE_BINS, T]"""
-    return carray(pointer(c.at_alive), (c.classes, AGE_BINS, TAU_POINTS), np.float64)
+    found: F64 = carray(pointer(c.at_alive), (c.classes, AGE_BINS, TAU_POINTS), np.float64)
+    return found
 
 
 @njit
 def tau_of(c: Records) -> F64:
     """float64 [T]"""
-    return carray(pointer(c.at_tau), TAU_POINTS, np.float64)
+    found: F64 = carray(pointer(c.at_tau), TAU_POINTS, np.float64)
+    return found
 
 
 @njit
 def mean_of(c: Records) -> F64:
     """float64 [2, T]"""
-    return carray(pointer(c.at_mean), (2, TAU_POINTS), np.float64)
+    found: F64 = carray(pointer(c.at_mean), (2, TAU_POINTS), np.float64)
+    return found
 
 
 @njit
 def variance_of(c: Records) -> F64:
     """float64 [2, T]"""
-    return carray(pointer(c.at_variance), (2, TAU_POINTS), np.float64)
+    found: F64 = carray(pointer(c.at_variance), (2, TAU_POINTS), np.float64)
+    return found
 
 
 @njit
 def phase_of(c: Records) -> I64:
     """int64 [block]"""
-    return carray(pointer(c.at_phase), c.block, np.int64)
+    found: I64 = carray(pointer(c.at_phase), c.block, np.int64)
+    return found

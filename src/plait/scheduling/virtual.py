@@ -110,22 +110,26 @@ def new_machine(output_tokens: I64) -> Machine:
 
 @njit
 def _rows_column(address: int, e: Records) -> I32:
-    return carray(pointer(address), e.n, np.int32)
+    found: I32 = carray(pointer(address), e.n, np.int32)
+    return found
 
 
 @njit
 def _times(address: int, e: Records) -> F64:
-    return carray(pointer(address), e.n, np.float64)
+    found: F64 = carray(pointer(address), e.n, np.float64)
+    return found
 
 
 @njit
 def _calendar(e: Records) -> I32:
-    return carray(pointer(e.at_calendar), e.calendar_size, np.int32)
+    found: I32 = carray(pointer(e.at_calendar), e.calendar_size, np.int32)
+    return found
 
 
 @njit
 def _log(e: Records) -> Records:
-    return carray(pointer(e.at_log), e.log_size, STEP)
+    found: Records = carray(pointer(e.at_log), e.log_size, STEP)
+    return found
 
 
 @njit
@@ -279,6 +283,6 @@ def loop(
         for i in range(admitted):
             submit(c, e, scratch[i])
         if c.decoding + c.prefilling == 0:
-            return c.waiting == 0
+            return bool(c.waiting == 0)
         run_step(c, e, st, budget)
     return True
