@@ -1,6 +1,6 @@
 """The embedded engine on a prefix-rich mix: alone with everything submitted at once, and driven by Plait.
 
-    python benchmarks/embedded.py                 # 400 requests, 3 interleaved runs of each, about 25 minutes on 2 cores
+    python benchmarks/embedded.py                 # 400 requests, 3 interleaved runs of each
     python benchmarks/embedded.py --mix none      # no sharing at all: what Plait costs where order cannot help
 
 Prompts come from ../shared/data/prompts (BBH, GSM8K, MMLU), shuffled with a fixed seed; answers are as long as the
@@ -77,18 +77,19 @@ def alone(batch: Path, kv_tokens: int) -> dict[str, float]:
     import openvino as ov
     import openvino_genai as genai
 
-    from plait.engine.models import fetch_default_model
-    from plait.engine.openvino import EngineSettings
+    from plait.engine.machine import EngineSettings, resolve
+    from plait.engine.models import find_model
 
-    settings = EngineSettings(kv_tokens=kv_tokens).resolved()
+    model = find_model()
+    settings = resolve(EngineSettings(kv_tokens=kv_tokens), model)
     config = genai.SchedulerConfig()
-    config.num_kv_blocks = kv_tokens // 32
+    config.num_kv_blocks = settings.kv_blocks
     config.max_num_batched_tokens = settings.max_batched_tokens
     config.max_num_seqs = settings.max_num_seqs
     config.enable_prefix_caching = True
     config.dynamic_split_fuse = True
     properties = {"INFERENCE_NUM_THREADS": settings.threads}
-    pipeline = genai.ContinuousBatchingPipeline(str(fetch_default_model()), config, "CPU", properties)
+    pipeline = genai.ContinuousBatchingPipeline(str(model.path), config, "CPU", properties)
     tokenizer = pipeline.get_tokenizer()
     bodies = [json.loads(line)["body"] for line in batch.read_text().splitlines()]
     prompts = [tokenizer.encode(body["prompt"], add_special_tokens=False).input_ids.data for body in bodies]
@@ -153,7 +154,7 @@ def run_plait(batch: Path, out: Path, mode: str, options: argparse.Namespace) ->
     command = [sys.executable, "-m", "plait", "run", str(batch), "-o", str(out), "--kv-tokens", str(options.kv_tokens)]
     done = subprocess.run([*command, *policy, "--json", "--quiet"], capture_output=True, text=True, check=True)
     summary: dict[str, Any] = json.loads(done.stdout)
-    return summary
+    return {**summary, **summary["run"]}
 
 
 def report(runs: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
@@ -185,9 +186,9 @@ def _median(found: list[dict[str, Any]]) -> dict[str, float]:
     def figures(run: dict[str, Any]) -> dict[str, float]:
         tokens = run["prompt_tokens"] + run["output_tokens"]
         own = {"tokens_per_s": tokens / run["duration_s"], "mean_completion_s": run["mean_completion_s"]}
-        if "prompt_tokens_computed" in run:
-            own["computed"] = run["prompt_tokens_computed"]
-            own["of_unavoidable"] = run["prompt_tokens_computed"] / run["unique_prompt_tokens"]
+        if "computed_prompt_tokens" in run:
+            own["computed"] = run["computed_prompt_tokens"]
+            own["of_unavoidable"] = run["computed_prompt_tokens"] / run["unique_prompt_tokens"]
             own["driver_cpu_share"] = run["driver_cpu_s"] / run["duration_s"]
         return own
 

@@ -12,6 +12,7 @@ from plait import __version__
 from plait.errors import PlaitError
 
 COMMANDS = {
+    "run": "Answer every request of a batch file, in the planned order, resumably.",
     "plan": "Say how long a job will take and why, without running it.",
     "simulate": "Say how long a trace would take on a machine under each policy.",
     "check": "Report every problem of a batch file, without an engine.",

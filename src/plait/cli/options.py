@@ -25,6 +25,30 @@ EMBEDDED = (
 )
 """Settings of the embedded engine."""
 
+POOL = (
+    click.option("--endpoint", multiple=True, metavar="URL", help="Run on this OpenAI-compatible server (repeatable)."),
+    click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the servers' API key."),
+    click.option("--tokenizer", metavar="PATH_OR_ID", help="Count the servers' prompt tokens with this model's files."),
+    click.option("--max-concurrency", type=click.IntRange(min=1), default=None, help="Requests in flight at most."),
+    click.option("--rpm", type=click.FloatRange(min=0), default=0.0, help="Requests a minute; 0: no limit."),
+    click.option("--tpm", type=click.FloatRange(min=0), default=0.0, help="Tokens a minute; 0: no limit."),
+    click.option(
+        "--stall-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=300.0,
+        show_default=True,
+        help="Seconds without any movement after which a request is stuck.",
+    ),
+    click.option(
+        "--max-wait",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="Longest a server may ask a request to wait (Retry-After), in seconds.",
+    ),
+)
+"""Servers instead of the embedded engine."""
+
 PLANNING = (
     click.option(
         "--goal",

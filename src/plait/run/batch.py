@@ -33,6 +33,8 @@ class Place(Protocol):
 
     name: str
     machine: Machine
+    calibrated: bool
+    """Whether the machine's step times were measured here."""
     passthrough: bool
     """Whether lines that only a server can judge (other endpoints, unknown parameters) may pass."""
     retries: bool
@@ -51,6 +53,9 @@ class Place(Protocol):
 
     def learn(self, calibration: Calibration) -> None:
         """Keep measured step times for the next forecast."""
+
+    def close(self) -> None:
+        """Let go of what was opened. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,9 @@ class Embedded:
         if calibration.residual < KEEP_BELOW_RESIDUAL:
             save_step_time(cache_dir(), self._key, calibration.step_time)
 
+    def close(self) -> None:
+        """Nothing is held: the engine belongs to the run."""
+
 
 def _first_guess(local: LocalModel) -> StepTime:
     """Step times of a plain CPU before anything was measured here."""
@@ -73,5 +76,5 @@ def _first_guess(local: LocalModel) -> StepTime:
         gemm_s_per_token=base.gemm_s_per_token * factor,
         weights_s=base.weights_s * factor,
         prefill_attn_s=base.prefill_attn_s * factor,
-        kv_read_s_per_token=base.kv_read_s_per_token * local.kv_bytes_per_token / 13_440,
+        kv_read_s_per_token=base.kv_read_s_per_token * local.kv_bytes_per_token / 13_680,
     )

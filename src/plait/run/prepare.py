@@ -78,7 +78,7 @@ def _chunks(job: Job, rows: I64) -> Iterator[tuple[int, list[BatchRequest]]]:
 def asked_tokens(body: dict[str, Any]) -> int | None:
     """The request's own cap on generated tokens, a sequence; None where it sets none."""
     asked = body.get("max_completion_tokens", body.get("max_tokens"))
-    return None if asked is None else int(asked)
+    return asked if isinstance(asked, int) else None
 
 
 class _Columns:
