@@ -201,7 +201,7 @@ class _Watcher:
     def __init__(self, observer: Observer, ready: Ready, start_s: float, calibrator: Calibrator) -> None:
         self.summary = Summary(start_s)
         self._observer, self._ready, self._calibrator = observer, ready, calibrator
-        self._output = np.zeros(ready.prepared.table.n, np.int64)
+        self._output = np.full(ready.prepared.table.n, -1, np.int64)
 
     def event(self, event: Event) -> None:
         """Take note, then pass on."""
@@ -209,7 +209,7 @@ class _Watcher:
         self._ready.stats.event(event)
         if isinstance(event, Step):
             self._calibrator.observe(event)
-        elif isinstance(event, Finished):
+        elif isinstance(event, Finished) and event.status_code == 200:
             self._output[event.row] = event.output_tokens
         self._observer.event(event)
 
@@ -227,10 +227,10 @@ class _Watcher:
             return None
         calibration = self._calibrator.fit()
         place.learn(calibration)
-        if not self._output.all():
+        if np.any(self._output < 0):
             return None
         prepared = self._ready.prepared
-        known = Lengths.known(prepared.table, self._output)
+        known = Lengths.known(prepared.table, np.maximum(self._output, 1))
         return _outlook(batch, prepared, known, Machine(place.machine.capacity, calibration.step_time))
 
 
