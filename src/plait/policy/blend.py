@@ -21,7 +21,7 @@ def blend(view: View) -> Order:
     overlapped one, units (prefix groups that are worth keeping together) with more compute than memory time go left,
     the others right, each side in a shuffled order: sorted ones would synchronise generations and let KV swing."""
     if view.step_time.overlapped < 0.5:
-        return Order(depth_first_long_first(view.tree, view.expected_output_tokens))
+        return Order(depth_first_long_first(view.tree, view.expected_output_tokens), finish_groups=True)
     unit = split_units(view.tree, SHARING_KEPT)
     order = shuffled_depth_first(view.tree, view.seed)
     compute, memory, _ = work(view)

@@ -11,7 +11,7 @@ import numpy as np
 from plait.events import Decision
 from plait.model.steptime import StepTime
 from plait.policy.base import Order, View, order_function
-from plait.policy.blend import SHARING_KEPT, work
+from plait.policy.blend import SHARING_KEPT, root_child, work
 from plait.policy.units import split_units
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
 from plait.scheduling.outlook import BEYOND_SEEN, chances, moments
@@ -48,7 +48,8 @@ class Planner:
         scalars["exact"] = lengths.exact
         self._observed = int(lengths.state.finished.sum())
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
-        self._next_replan = len(self._sample) or max(FIRST_REPLAN, int(self._observed * REPLAN_GROWTH))
+        self._next_replan = max(FIRST_REPLAN, len(self._sample), int(self._observed * REPLAN_GROWTH))
+        self._group = root_child(view.tree)
         self._units = UnitMeans(split_units(view.tree, SHARING_KEPT), lengths.exact)
         self._units.observe(*lengths.answers)
         self._next_refresh = REFRESH_STEPS
@@ -125,7 +126,7 @@ class Planner:
         self.order = order
         scalars, status = self.state.scalars[0], self.state.rows["status"]
         for side, rows in enumerate((order.rows, order.right)):
-            kept = np.zeros(0, np.int64) if rows is None else self._sample_first(rows[status[rows] == WAITING])
+            kept = np.zeros(0, np.int64) if rows is None else self._first(order, rows[status[rows] == WAITING])
             self.state.queue[side, : len(kept)] = kept
             scalars[("size_left", "size_right")[side]] = len(kept)
             scalars[("head_left", "head_right")[side]] = 0
@@ -182,12 +183,16 @@ class Planner:
             prefill_budget_tokens=int(budget) if budget >= 0 else None,
         )
 
-    def _sample_first(self, rows: I64) -> I64:
-        if not len(self._sample) or self._observed:
-            return rows
-        sampled = np.zeros(self._view.table.n, np.bool_)
-        sampled[self._sample] = True
-        here = sampled[rows]
+    def _first(self, order: Order, rows: I64) -> I64:
+        """The length sample first where the order depends on lengths; else prefix groups that have begun, so that a new
+        plan does not leave a cached prefix behind."""
+        ahead = np.zeros(self._view.table.n, np.bool_)
+        if order.right is not None or order.key is not None:
+            if not self._observed:
+                ahead[self._sample] = True
+        elif order.finish_groups and self._observed:
+            ahead[:] = np.isin(self._group, self._group[self.state.rows["status"] != WAITING])
+        here = ahead[rows]
         return np.concatenate((rows[here], rows[~here]))
 
 
