@@ -44,7 +44,7 @@ class Order:
     """Admit nothing while the prefill backlog is at least one step's chunk (keeps mean latency low under real step
     costs)."""
     finish_groups: bool = False
-    """A new plan during the run keeps prefix groups that have begun in front, so that no cached prefix is left behind."""
+    """A new plan keeps prefix groups that have begun in front, so that no cached prefix is left behind."""
     right: I64 | None = None
     """Rows of the memory-heavy side, best first, for kernels that serve two sides; ``rows`` is then the compute-heavy
     one. A row may stand in both: whichever side comes first takes it."""
