@@ -35,8 +35,10 @@ class Tokenizer:
 
         try:
             self._native = NativeTokenizer(str(path))
+            probe = self._native.encode(" a" * _PROBE_TOKENS, add_special_tokens=False).input_ids.shape[1]
         except RuntimeError as error:
-            raise EngineError(f"{path} has no tokenizer that can be loaded: {_first_line(error)}") from None
+            raise EngineError(f"{path} has no tokenizer that can be loaded: {_last_line(error)}") from None
+        self._cut_tokens = probe if probe < _PROBE_TOKENS else 1 << 62
         self._specials = {
             "bos_token": self._native.get_bos_token(),
             "eos_token": self._native.get_eos_token(),
@@ -48,9 +50,6 @@ class Tokenizer:
         self._environment.filters["tojson"] = _tojson
         source = self._native.get_original_chat_template()
         self._template = self._environment.from_string(source) if source else None
-
-        probe = self._native.encode(" a" * _PROBE_TOKENS, add_special_tokens=False).input_ids.shape[1]
-        self._cut_tokens = probe if probe < _PROBE_TOKENS else 1 << 62
 
     @staticmethod
     def load(path: Path) -> Tokenizer:
@@ -139,12 +138,15 @@ class Tokenizer:
                 rows = np.asarray(encoded.input_ids.data).astype(np.int32)
                 kept = np.asarray(encoded.attention_mask.data) != 0
                 for (i, _), row, mask in zip(part, rows, kept, strict=True):
-                    results[i] = row[mask] if mask.sum() < self._cut_tokens else _too_long_fault(self._cut_tokens)
+                    fits = mask.sum() < self._cut_tokens
+                    results[i] = row[mask] if fits else _too_long(self._cut_tokens, "prompt" if special else "messages")
 
 
-def _too_long_fault(tokens: int) -> Fault:
-    message = f"the prompt has {tokens} tokens or more; the model's context is {tokens} tokens"
-    return Fault("context_length_exceeded", message, None, f"Shorten the prompt below {tokens} tokens.")
+def _too_long(tokens: int, param: str) -> Fault:
+    """The tokenizer cuts at the model's context, so how long the prompt really is stays unknown."""
+    message = f"the prompt has {tokens} tokens or more; with at least one output token, {tokens - 1} is the most"
+    fix = f"Shorten it; the model's context is {tokens} tokens."
+    return Fault("context_length_exceeded", message, param, fix)
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
@@ -177,6 +179,11 @@ def _tojson(value: Any, indent: int | None = None) -> str:
     import json
 
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _last_line(error: Exception) -> str:
+    """OpenVINO's messages begin with source positions and end with the reason."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def _first_line(error: Exception) -> str:

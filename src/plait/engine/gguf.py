@@ -13,6 +13,8 @@ Value: TypeAlias = int | float | bool | str | None
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Value type -> struct format. 8 is a string, 9 an array."""
 _STRING, _ARRAY = 8, 9
+_LONGEST_BYTES = 1 << 26
+"""Of a text; a damaged length must not ask for all memory."""
 
 
 def read_metadata(path: Path) -> dict[str, Value]:
@@ -23,7 +25,7 @@ def read_metadata(path: Path) -> dict[str, Value]:
             if magic != b"GGUF" or version not in (2, 3):
                 raise InputError(f"{path} is not a GGUF file of version 2 or 3")
             return dict(_entry(file) for _ in range(count))
-    except (OSError, struct.error, UnicodeDecodeError, KeyError) as error:
+    except (OSError, EOFError, OverflowError, RecursionError, ValueError, KeyError, struct.error) as error:
         raise InputError(f"{path} cannot be read as a GGUF file: {error}") from None
 
 
@@ -37,7 +39,11 @@ def _number(file: BinaryIO, code: str) -> int:
 
 
 def _string(file: BinaryIO) -> str:
-    return file.read(_number(file, "Q")).decode("utf-8")
+    length = _number(file, "Q")
+    data = file.read(min(length, _LONGEST_BYTES))
+    if len(data) < length:
+        raise EOFError("it ends inside a text")
+    return data.decode("utf-8")
 
 
 def _value(file: BinaryIO, kind: int) -> Value:

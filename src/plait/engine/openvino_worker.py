@@ -15,11 +15,10 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from plait.engine.chat import Generated, answer
+from plait.engine.chat import answer
 from plait.engine.flight import Account, Flight
 from plait.engine.shadow import BLOCK_TOKENS
 from plait.engine.wire import Batch, Cancel, Ready, Refused, Sampling, Setup, Submit, frame, frames, to_child
@@ -74,8 +73,6 @@ class Worker:
     def __init__(self, link: Link, setup: Setup) -> None:
         """Loads the model. Raises RuntimeError as OpenVINO does."""
         self._link, self._setup = link, setup
-        self._serial = 0
-        self._seed = -1
         self._batch = Batch()
         self._progress: dict[int, int] = {}
         self._flushed_s = 0.0
@@ -87,24 +84,10 @@ class Worker:
 
     def _load(self) -> None:
         """A pipeline without requests."""
-        import openvino_genai as genai
+        from plait.engine.openvino_pipeline import Pipeline
 
-        setup = self._setup
-        config = genai.SchedulerConfig()
-        config.num_kv_blocks = setup.kv_blocks
-        config.max_num_seqs = setup.max_num_seqs
-        config.max_num_batched_tokens = setup.max_batched_tokens
-        config.enable_prefix_caching = setup.prefix_caching
-        config.dynamic_split_fuse = True
-        properties = {"INFERENCE_NUM_THREADS": setup.threads}
-        self._pipeline = genai.ContinuousBatchingPipeline(setup.model_path, config, "CPU", properties)
-        self._tokenizer = self._pipeline.get_tokenizer()
-        own = self._pipeline.get_config()
-        self._eos, self._stops = own.eos_token_id, set(own.stop_token_ids)
-        self._finish = {genai.GenerationFinishReason.STOP: "stop", genai.GenerationFinishReason.LENGTH: "length"}
-        self._running = genai.GenerationStatus.RUNNING
-        self._ignored = genai.GenerationStatus.IGNORED
-        self._account = Account(setup.kv_blocks, setup.max_batched_tokens)
+        self._pipeline = Pipeline(self._setup)
+        self._account = Account(self._setup.kv_blocks, self._setup.max_batched_tokens)
 
     def run(self) -> None:
         """Until the parent is gone."""
@@ -165,66 +148,14 @@ class Worker:
         self._end_trial(culprit)
 
     def _add(self, message: Submit) -> None:
-        import openvino
-
         ids = np.frombuffer(message.token_ids, np.int32)
-        self._serial += 1  # never the row: a cancelled one may come again while the engine still knows it
         try:
-            config = self._generation_config(message.sampling)
-            tensor = openvino.Tensor(ids.astype(np.int64)[None, :])
-            self._reseed(config)
-            handle = self._pipeline.add_request(self._serial, tensor, config)
+            handle = self._pipeline.add(ids, message.sampling)
         except RuntimeError as error:
             self._fail(message.row, "invalid_value", f"the engine refuses this request: {last_line(error)}", False)
             self._end_trial(message.row)
             return
         self._account.add(message.row, message.chat, ids, message.sampling).handle = handle
-
-    def _reseed(self, config: Any) -> None:
-        """Make the engine start its random numbers anew. It has one generator for all requests, set when a request
-        comes with another seed than the last one's: so a request of a different seed is added, and dropped."""
-        import openvino
-        import openvino_genai as genai
-
-        if not config.do_sample:
-            return
-        if config.rng_seed == self._seed:
-            self._serial += 1
-            other = genai.GenerationConfig()
-            other.do_sample, other.max_new_tokens, other.rng_seed = True, 1, (self._seed + 1) % 2**63
-            tensor = openvino.Tensor(np.full((1, 1), self._eos, np.int64))
-            self._pipeline.add_request(self._serial, tensor, other).cancel()
-            self._serial += 1
-        self._seed = config.rng_seed
-
-    def _generation_config(self, sampling: Sampling) -> Any:
-        import openvino_genai as genai
-
-        config = genai.GenerationConfig()
-        config.eos_token_id = self._eos
-        config.stop_token_ids = self._stops | set(sampling.stop_token_ids)
-        config.max_new_tokens, config.min_new_tokens = sampling.max_tokens, sampling.min_tokens
-        config.ignore_eos = sampling.ignore_eos
-        config.num_return_sequences = sampling.n
-        config.repetition_penalty = sampling.repetition_penalty
-        config.presence_penalty, config.frequency_penalty = sampling.presence_penalty, sampling.frequency_penalty
-        config.logprobs = 0 if sampling.logprobs is None else 1
-        # With the stop string in, tokens come as they are made; the text is cut when the answer is written.
-        config.stop_strings, config.include_stop_str_in_output = set(sampling.stop), True
-        if sampling.temperature > 0:
-            config.do_sample, config.temperature = True, sampling.temperature
-            config.top_p, config.min_p = sampling.top_p, sampling.min_p
-            if sampling.top_k:
-                config.top_k = sampling.top_k
-            seed = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(4), "little")
-            config.rng_seed = seed % 2**63
-        if sampling.json_schema or sampling.regex or sampling.grammar:
-            structured = genai.StructuredOutputConfig()
-            structured.json_schema, structured.regex = sampling.json_schema, sampling.regex
-            structured.grammar = sampling.grammar
-            config.structured_output_config = structured
-        config.validate()
-        return config
 
     def _cancel(self, rows: Sequence[int]) -> None:
         for message in [m for m in self._untried if m.row in rows]:
@@ -242,16 +173,14 @@ class Worker:
     def _step(self) -> None:
         began_s = time.perf_counter()
         try:
-            self._pipeline.step()
+            scheduled, used_blocks = self._pipeline.step()
         except RuntimeError as error:
             self._broken(error)
             return
         duration_s = time.perf_counter() - began_s
         now_s = self._now_s()
-        moved = {flight for flight in self._account.flights.values() if self._read(flight)}
-        metrics = self._pipeline.get_metrics()
-        used_blocks = round(metrics.cache_usage / 100 * self._setup.kv_blocks)
-        work = self._account.after_step(moved, metrics.scheduled_requests, used_blocks)
+        moved = {flight for flight in self._account.flights.values() if self._pipeline.read(flight)}
+        work = self._account.after_step(moved, scheduled, used_blocks)
         for flight in work.began:
             self._batch.started.append(Started(flight.row, now_s, flight.cached_tokens))
             self._end_trial(flight.row, grammar_of(flight.sampling))
@@ -270,40 +199,24 @@ class Worker:
                 work.decode_context_tokens,
             )
         )
-        for flight in [f for f in self._account.flights.values() if f.handle.get_status() != self._running]:
+        for flight in [f for f in self._account.flights.values() if self._pipeline.ended(f)]:
             self._end(flight, now_s)
-
-    def _read(self, flight: Flight) -> bool:
-        """Take over new tokens; True if there were any."""
-        handle, new = flight.handle, False
-        while handle.can_read():
-            for key, part in handle.read().items():
-                output = flight.outputs.setdefault(key, Generated([], [], "length"))
-                output.ids += part.generated_ids
-                output.logprobs += part.generated_log_probs
-                output.finish_reason = self._finish.get(part.finish_reason, output.finish_reason)
-                new = True
-        return new
 
     def _end(self, flight: Flight, now_s: float) -> None:
         """The engine is done with a request."""
         self._account.remove(flight)
         self._progress.pop(flight.row, None)
         self._end_trial(flight.row)
-        if flight.handle.get_status() == self._ignored:
+        if self._pipeline.dropped(flight):
             self._fail(flight.row, "kv_exhausted", "the engine ran out of KV cache and dropped this request", True)
             return
         outputs = [flight.outputs[key] for key in sorted(flight.outputs)]
         prompt, cached = len(flight.ids), flight.cached_tokens
         name, sampling = self._setup.model_name, flight.sampling
-        done = answer(flight.chat, name, prompt, cached, outputs, sampling, self._decode)
+        done = answer(flight.chat, name, prompt, cached, outputs, sampling, self._pipeline.decode)
         self._batch.finished.append(
             Finished(flight.row, now_s, 200, done.body, prompt, cached, done.output_tokens, done.finish_reasons)
         )
-
-    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
 
     def _fail(self, row: int, code: str, message: str, retryable: bool, param: str | None = None) -> None:
         status = 500 if retryable else 400
