@@ -38,44 +38,95 @@ def area(prompt_tokens: I64, output_tokens: I64) -> F64:
 
 
 @njit
-def not_before(s: int, o: int, t: int, kv_tokens: int, ends: I64, peaks: I64, first: int, last: int) -> int:
-    """A lower bound > t on the first feasible start, or t itself if the request may start at step t. O(active).
+def search_ends(ends: I64, end: int, first: int, last: int) -> int:
+    """First k in [first, last] with ends[k] >= end (last where there is none)."""
+    while first < last:
+        middle = (first + last) >> 1
+        if ends[middle] < end:
+            first = middle + 1
+        else:
+            last = middle
+    return first
 
-    ``ends[first:last]`` are the completions of running requests, ascending, ``peaks`` the usage at each. Later
-    admissions only add usage, so the bound stays valid. The own end moves past the completion that blocks it; a
-    peak at e that is over by x either needs x steps more, or is over once e has passed.
+
+@njit
+def not_before(
+    s: int, o: int, t: int, kv_tokens: int, ends: I64, peaks: I64, most: I64, most_end: I64, first: int, last: int
+) -> int:
+    """A lower bound > t on the first feasible start, or t itself if the request may start at step t. O(log active).
+
+    ``ends[first:last]`` are the completions of running requests, ascending, ``peaks`` the usage + step at each,
+    ``most`` the running maximum of ``peaks`` and ``most_end`` the completion where it is reached. Later admissions
+    only add usage, so the bound stays valid. The own end moves past the completion that blocks it; a peak at e that
+    is over by x either needs x steps more, or is over once e has passed.
     """
     end = t + o
-    earliest = t
-    k = first
-    while k < last and ends[k] < end:
-        excess = peaks[k] + s + ends[k] - t - kv_tokens
+    if last > first and most_end[last - 1] < end:  # the common case of a full memory, without a search
+        excess = most[last - 1] + s - t - kv_tokens
         if excess > 0:
-            earliest = max(earliest, min(t + excess, ends[k]))
-        k += 1
+            return min(t + excess, most_end[last - 1])
+    k = search_ends(ends, end, first, last)
+    earliest = t
+    if k > first:
+        excess = most[k - 1] + s - t - kv_tokens
+        if excess > 0:
+            earliest = min(t + excess, most_end[k - 1])
     if k < last:
-        usage_at_end = peaks[k] - (ends[k] - end) * (last - k)
+        usage_at_end = peaks[k] - ends[k] - (ends[k] - end) * (last - k)
         if usage_at_end + s + o > kv_tokens:
             earliest = max(earliest, ends[k] - o + 1)
     return earliest
 
 
 @njit
-def insert(s: int, o: int, t: int, ends: I64, peaks: I64, first: int, last: int) -> int:
-    """Add a request started at t to the running ones; returns the new ``last``."""
+def insert(
+    s: int, o: int, t: int, ends: I64, peaks: I64, most: I64, most_end: I64, first: int, last: int
+) -> int:
+    """Add a request started at t to the running ones; returns the new ``last``. One pass over them."""
     end = t + o
     k = last
     while k > first and ends[k - 1] > end:
         ends[k] = ends[k - 1]
         peaks[k] = peaks[k - 1]
+        most[k] = most[k - 1]
+        most_end[k] = most_end[k - 1]
         k -= 1
     ends[k] = end
     peaks[k] = s + o
     if k < last:
-        peaks[k] += peaks[k + 1] - (ends[k + 1] - end) * (last - k)
+        peaks[k] += peaks[k + 1] - ends[k + 1] - (ends[k + 1] - end) * (last - k)
+    peaks[k] += end
+    add = s - t
     for j in range(first, k):
-        peaks[j] += s + ends[j] - t
+        peaks[j] += add + ends[j]
+    top, at = np.int64(-1), np.int64(-1)
+    for j in range(first, k + 1):
+        if peaks[j] > top:
+            top, at = peaks[j], ends[j]
+        most[j] = top
+        most_end[j] = at
+    j = k + 1
+    while j <= last and most[j] < top:
+        most[j] = top
+        most_end[j] = at
+        j += 1
     return last + 1
+
+
+@njit
+def retire(t: int, ends: I64, peaks: I64, most: I64, most_end: I64, first: int, last: int) -> int:
+    """Drop completions up to step t; returns the new ``first``. Repairs the maxima that were reached at them."""
+    while first < last and ends[first] <= t:
+        first += 1
+    top, at = np.int64(-1), np.int64(-1)
+    j = first
+    while j < last and most_end[j] <= t:
+        if peaks[j] > top:
+            top, at = peaks[j], ends[j]
+        most[j] = top
+        most_end[j] = at
+        j += 1
+    return first
 
 
 @njit
@@ -87,16 +138,18 @@ def decode(s: I64, o: I64, order: I64, key: F64, kv_tokens: int, window: int, ka
     ``every_step`` tries each step instead of jumping to the next one that can matter: same result, for tests.
     """
     n = len(order)
-    starts = np.full(n, -1, np.int64)
+    starts = np.full(len(s), -1, np.int64)
+    s, o, key = s[order], o[order], key[order]  # by position: neighbours in memory are visited together
     following = np.arange(1, n + 2)  # linked list over positions 1..n of the order; 0 is its anchor
     bound = np.zeros(n + 1, np.int64)  # no start before this step, by position
     ends = np.empty(n + 1, np.int64)
     peaks = np.empty(n + 1, np.int64)
+    most = np.empty(n + 1, np.int64)
+    most_end = np.empty(n + 1, np.int64)
     first = last = 0
     t = 0
     while following[0] <= n:
-        while first < last and ends[first] <= t:
-            first += 1
+        first = retire(t, ends, peaks, most, most_end, first, last)
         if first == last:
             first = last = 0
         wake = np.iinfo(np.int64).max
@@ -105,21 +158,23 @@ def decode(s: I64, o: I64, order: I64, key: F64, kv_tokens: int, window: int, ka
         before = 0
         position = following[0]
         while position <= n and misfits < window:
-            row = order[position - 1]
-            if key[row] > limit:
+            p = position - 1
+            if key[p] > limit:
                 misfits += 1
             else:
                 if bound[position] <= t:
-                    bound[position] = not_before(s[row], o[row], t, kv_tokens, ends, peaks, first, last)
+                    bound[position] = not_before(
+                        s[p], o[p], t, kv_tokens, ends, peaks, most, most_end, first, last
+                    )
                 if bound[position] <= t:
-                    starts[row] = t
-                    last = insert(s[row], o[row], t, ends, peaks, first, last)
+                    starts[order[p]] = t
+                    last = insert(s[p], o[p], t, ends, peaks, most, most_end, first, last)
                     following[before] = following[position]
                     position = following[before]
                     continue
                 wake = min(wake, bound[position])
                 if misfits == 0:
-                    limit = kappa * key[row]
+                    limit = kappa * key[p]
                 misfits += 1
             before = position
             position = following[position]
