@@ -20,6 +20,9 @@ CLASS_TOKENS = 8
 """A class cut by prefix shares so many tokens beyond the class above: a word or two in common say nothing."""
 PREFIX_LEVELS = 3
 """Classes cut by prefix count as level 0, 1 or 2 by depth; deeper ones as 2."""
+FEW_ROWS, FEW_CLASSES = 8, 256
+"""Subtrees at the top count from so few rows on, the biggest so many of them: a rare source may hold most of the job's
+memory traffic."""
 LENGTH_LEVELS = 4
 """A subtree's rows are halved by prompt length up to this many times: levels 3 to 6."""
 
@@ -42,11 +45,13 @@ class Classes:
 
 
 def cut_classes(tree: PrefixTree, prompt_tokens: I64) -> Classes:
-    """A subtree is a class of its own if it has at least sqrt(n) / 4 rows (n / MOST_CLASSES in big jobs), differs from
-    the class above by as many and shares CLASS_TOKENS more; halves by prompt length must have sqrt(n) rows."""
+    """A subtree is a class of its own if it has at least sqrt(n) / 4 rows (n / MOST_CLASSES in big jobs; FEW_ROWS at the
+    top), differs from the class above by as many and shares CLASS_TOKENS more; halves by prompt length must have
+    sqrt(n) rows."""
     n = len(prompt_tokens)
     least = max(1, math.isqrt(n) // 4, n // MOST_CLASSES)
-    node_class, parents = _significant(tree.parent, tree.prefix_tokens, tree.row_end - tree.row_begin, least)
+    n_rows = (tree.row_end - tree.row_begin).astype(np.int64)
+    node_class, parents = _significant(tree.parent, tree.prefix_tokens, n_rows, least, min(least, _few(tree, n_rows)))
     cutter = _Cutter(max(least, math.isqrt(n)))
     for above in parents.tolist():
         cutter.add(above, 0 if above <= 0 else min(cutter.level[above] + 1, PREFIX_LEVELS - 1))
@@ -96,8 +101,14 @@ class _Cutter:
             todo.append((begin, middle, self.add(above, level), level + 1))
 
 
+def _few(tree: PrefixTree, n_rows: I64) -> int:
+    """Rows from which on a subtree of the job as a whole is a class: FEW_ROWS, more if there are too many of those."""
+    tops = np.sort(n_rows[1:][tree.parent[1:] == 0])
+    return max(FEW_ROWS, int(tops[-FEW_CLASSES])) if len(tops) >= FEW_CLASSES else FEW_ROWS
+
+
 @njit
-def _significant(parent: I32, prefix_tokens: I64, n_rows: I64, least: int) -> tuple[I32, I32]:
+def _significant(parent: I32, prefix_tokens: I64, n_rows: I64, least: int, few: int) -> tuple[I32, I32]:
     """Class of every node, int32 [m], and the class above each class, int32 [c]."""
     node_class = np.zeros(len(parent), np.int32)
     above = np.full(len(parent), -1, np.int32)
@@ -107,9 +118,10 @@ def _significant(parent: I32, prefix_tokens: I64, n_rows: I64, least: int) -> tu
     count = 1
     for v in range(1, len(parent)):
         c = node_class[parent[v]]
-        if rows[c] - n_rows[v] < least:
+        enough = few if c == 0 else least
+        if rows[c] - n_rows[v] < enough:
             tokens[c] = prefix_tokens[v]  # (almost) the same rows: the class shares this much
-        elif n_rows[v] >= least and prefix_tokens[v] - tokens[c] >= CLASS_TOKENS:
+        elif n_rows[v] >= enough and prefix_tokens[v] - tokens[c] >= CLASS_TOKENS:
             above[count], rows[count], tokens[count] = c, n_rows[v], prefix_tokens[v]
             c = count
             count += 1

@@ -28,6 +28,10 @@ SAMPLE_FRACTION = 0.01
 """Share of a job that is run first to learn its lengths (BlendServe: 1 %); its answers are kept."""
 
 
+CLASS_SAMPLES = 8
+"""Answers of each class that a sample should hold; five a class serve as well as 5 % of the job (research.md §A)."""
+
+
 class Lengths:
     """Output-length estimates of one job. True lengths enter through ``observe`` or ``known`` only."""
 
@@ -138,25 +142,37 @@ class Lengths:
 
     def sample_rows(self, fraction: float = SAMPLE_FRACTION) -> I64:
         """Rows to run first, int64 [k]: every (1 / fraction)-th of the rows sorted by class and prompt length, from a
-        random start, so each class is met in proportion; then one row of each class cut by prefix that was missed."""
+        random start, so each class is met in proportion; then more rows of classes cut by prefix that were met fewer
+        than CLASS_SAMPLES times, as far as the sample at most doubles (but one of each)."""
         if not 0 < fraction <= 1:
             raise UsageError(f"sample fraction is {fraction}; a number above 0 and at most 1 is needed")
-        rows, state = self._rows_by_class, self.state
-        n = len(rows)
+        rows, n = self._rows_by_class, len(self._rows_by_class)
         if n == 0:
             return np.zeros(0, np.int64)
         rng = np.random.default_rng(self._seed)
         k = min(n, max(1, math.ceil(fraction * n)))
         picked = rows[((np.arange(k) + rng.random()) * (n / k)).astype(np.int64)]
+        of_row = self._prefix_class()
+        count = int(of_row.max()) + 1
+        wanted = max(1, min(CLASS_SAMPLES, k // len(np.unique(of_row))))
+        lacking = np.maximum(0, wanted - np.bincount(of_row[picked], minlength=count))
+        free = np.ones(n, np.bool_)
+        free[picked] = False
+        others = rng.permutation(np.flatnonzero(free & (lacking[of_row] > 0)))
+        others = others[np.argsort(of_row[others], kind="stable")]
+        begin = np.searchsorted(of_row[others], np.arange(count))
+        rank = np.arange(len(others)) - begin[of_row[others]]
+        return np.concatenate((picked, others[rank < lacking[of_row[others]]]))
+
+    def _prefix_class(self) -> I64:
+        """Nearest class cut by prefix of each row, int64 [n]."""
+        state = self.state
         top = np.arange(len(state.parent))
         for c in range(1, len(top)):
             if state.level[c] >= PREFIX_LEVELS:
                 top[c] = top[state.parent[c]]
-        of_row = top[state.classes]
-        by_chance = rng.permutation(n)
-        classes, first = np.unique(of_row[by_chance], return_index=True)
-        missed = by_chance[first[~np.isin(classes, of_row[picked])]]
-        return np.concatenate((picked, missed))
+        found: I64 = top[state.classes]
+        return found
 
     def observe(self, row: int, output_tokens: int, finished: bool) -> None:
         """A row has produced ``output_tokens`` so far. O(1); estimates change at the next ``refresh``."""
