@@ -45,8 +45,8 @@ class Classes:
 
 
 def cut_classes(tree: PrefixTree, prompt_tokens: I64) -> Classes:
-    """A subtree is a class of its own if it has at least sqrt(n) / 4 rows (n / MOST_CLASSES in big jobs; FEW_ROWS at the
-    top), differs from the class above by as many and shares CLASS_TOKENS more; halves by prompt length must have
+    """A subtree is a class of its own if it has at least sqrt(n) / 4 rows (n / MOST_CLASSES in big jobs; FEW_ROWS at
+    the top), differs from the class above by as many and shares CLASS_TOKENS more; halves by prompt length must have
     sqrt(n) rows."""
     n = len(prompt_tokens)
     least = max(1, math.isqrt(n) // 4, n // MOST_CLASSES)
