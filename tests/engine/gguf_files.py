@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
-LLAMA = {
+Value: TypeAlias = int | float | bool | str | list[str]
+
+LLAMA: dict[str, Value] = {
     "general.architecture": "llama",
     "llama.context_length": 2048,
     "llama.block_count": 4,
@@ -15,7 +19,7 @@ LLAMA = {
 }
 
 
-def write_gguf(path: Path, entries: dict[str, int | float | bool | str | list[str]], version: int = 3) -> Path:
+def write_gguf(path: Path, entries: Mapping[str, Value], version: int = 3) -> Path:
     """A file with these metadata."""
     data = struct.pack("<4sIQQ", b"GGUF", version, 0, len(entries))
     for key, value in entries.items():
@@ -28,7 +32,7 @@ def _text(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
-def _value(value: int | float | bool | str | list[str]) -> bytes:
+def _value(value: Value) -> bytes:
     match value:
         case bool():
             return struct.pack("<I?", 7, value)

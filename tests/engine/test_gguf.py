@@ -24,7 +24,7 @@ one_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     st.sampled_from([2, 3]),
 )
 def test_what_was_written_is_read(tmp_path: Path, entries: dict[str, int | float | bool | str], version: int) -> None:
-    assert read_metadata(write_gguf(tmp_path / "m.gguf", {**entries}, version)) == entries
+    assert read_metadata(write_gguf(tmp_path / "m.gguf", entries, version)) == entries
 
 
 def test_arrays_are_skipped(tmp_path: Path) -> None:

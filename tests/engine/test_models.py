@@ -45,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with the right name and a tiny model, which counts as the right one."""
-    model = write_gguf(tmp_path / "tiny.gguf", {**LLAMA})
+    model = write_gguf(tmp_path / "tiny.gguf", LLAMA)
     monkeypatch.setattr(models, "_SHA256", hashlib.sha256(model.read_bytes()).hexdigest())
     return pack(tmp_path / "wheels", model.read_bytes())
 
@@ -157,7 +157,7 @@ def test_a_cache_that_is_a_file_is_said(cache: Path) -> None:
 
 
 def test_a_gguf_file_or_its_folder_is_a_model(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", {**LLAMA})
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA)
     model = find_model(str(path))
     assert (model.name, model.path, model.context_tokens) == ("tiny", path, 2048)
     assert model.kv_bytes_per_token == 4 * 2 * (10 + 16)  # 4 layers, 2 KV heads of width 8; see docs/embedded.md
@@ -202,7 +202,7 @@ def test_a_folder_with_two_models_or_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds 0 GGUF files"):
         describe(tmp_path)
     for name in ("a.gguf", "b.gguf"):
-        write_gguf(tmp_path / name, {**LLAMA})
+        write_gguf(tmp_path / name, LLAMA)
     with pytest.raises(UsageError, match="holds 2 GGUF files"):
         describe(tmp_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,11 @@ import pytest
 
 from plait.data.schema import CHAT
 from plait.engine.machine import EngineSettings
-from plait.engine.models import LocalModel
+from plait.engine.models import LocalModel, find_model
 from plait.engine.openvino import OpenVinoEngine
 from plait.errors import EngineError
 from plait.events import EngineRequest, Failed, Finished, Preempted, Started
+from plait.testing import check_engine
 
 pytestmark = pytest.mark.engine
 LONG = "The quick brown fox jumps over the lazy dog. " * 60
@@ -126,38 +128,120 @@ def test_json_follows_its_schema_and_a_bad_schema_fails_alone(engine: OpenVinoEn
     assert choices(run(engine, [chat(2, "Say hello", 4)])[2])
 
 
-def test_more_work_than_kv_ends_in_answers_only(openvino_model: LocalModel) -> None:
-    engine = OpenVinoEngine(openvino_model, EngineSettings(kv_tokens=1024))
+def test_requests_keep_running_while_one_that_can_never_fit_is_refused(engine: OpenVinoEngine) -> None:
+    engine.submit([chat(row, f"{row} count", 40, ignore_eos=True) for row in range(3)])
+    while not any(isinstance(event, Started) for event in engine.poll(1.0)):
+        pass
+    engine.submit([chat(9, LONG * 7)])
+    ends = drain(engine, {0, 1, 2, 9})
+    assert ends[9].code == "kv_capacity_exceeded"
+    assert [ends[row].output_tokens for row in range(3)] == [40, 40, 40]
+
+
+def test_a_seed_gives_the_answer_again_when_its_request_runs_alone(engine: OpenVinoEngine) -> None:
+    request = chat(0, "Tell me a story", 16, temperature=1, seed=7)
+    run(engine, [request])  # later ones find the prompt in the cache: rounding alike
+    first = choices(run(engine, [request])[0])
+    other = choices(run(engine, [chat(1, "Tell me a story", 16, temperature=1, seed=8)])[1])
+    assert choices(run(engine, [request])[0]) == first != other
+
+
+def test_the_engine_keeps_its_promises_with_more_work_than_kv(openvino_model: LocalModel) -> None:
+    engine = OpenVinoEngine(openvino_model, EngineSettings(kv_tokens=512))
+    requests = [chat(row, f"{row} " + LONG[:300], 64, ignore_eos=True) for row in range(5)]
+    requests += [chat(5, "Two of them", 8, n=2, temperature=1, seed=1), chat(6, "To be cancelled", 8)]
+    check_engine(engine, requests)
+
+
+def test_an_openvino_folder_runs_like_its_gguf(openvino_model: LocalModel, tmp_path: Path) -> None:
+    gguf = tmp_path / openvino_model.path.name
+    shutil.copy(openvino_model.path, gguf)
+    done = subprocess.run([sys.executable, "-c", CONVERT, str(gguf)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    gguf.unlink()
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2_CONFIG))
+    model = find_model(str(tmp_path))
+    assert (model.context_tokens, model.kv_bytes_per_token) == (8192, openvino_model.kv_bytes_per_token)
+    engine = OpenVinoEngine(model, EngineSettings(kv_tokens=512))
     try:
-        ends = run(engine, [chat(row, f"{row} " + LONG[:900], 120, ignore_eos=True) for row in range(8)])
-        assert all(end.output_tokens == 120 for end in ends.values())
+        assert "Paris" in choices(run(engine, [chat(0, "What is the capital of France?")])[0])[0]["message"]["content"]
     finally:
         engine.close()
 
 
 def test_a_killed_child_is_an_engine_error(openvino_model: LocalModel) -> None:
-    engine = OpenVinoEngine(openvino_model, EngineSettings(kv_tokens=1024))
-    engine.submit([chat(0, "Count", 500)])
+    engine = OpenVinoEngine(openvino_model, EngineSettings(kv_tokens=512))
+    engine.submit([chat(0, "Count", 400)])
     os.kill(engine.pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="killed by signal 9"):
         while True:
             engine.poll(1.0)
+    with pytest.raises(EngineError):
+        engine.submit([chat(1, "Count")])
     engine.close()
     engine.close()
 
 
-def test_no_child_outlives_a_killed_parent(openvino_model: LocalModel) -> None:
-    code = (
-        "import sys, time; from plait.engine.models import find_model; from plait.engine.openvino import *;"
-        "e = OpenVinoEngine(find_model(), EngineSettings(kv_tokens=1024)); print(e.pid, flush=True); time.sleep(600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+def test_an_interrupt_leaves_the_child_to_its_parent_and_a_killed_parent_leaves_no_child(
+    openvino_model: LocalModel,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
+        os.killpg(parent.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
+        assert parent.stdout.readline().strip() == "interrupted, drained 60 tokens"
+        assert is_running(child)
         parent.kill()
     deadline_s = time.monotonic() + 20
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline_s:
-        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            return
+    while is_running(child):
+        assert time.monotonic() < deadline_s, "the child outlived its parent"
         time.sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+PARENT = """
+import time
+from plait.engine.machine import EngineSettings
+from plait.engine.models import find_model
+from plait.engine.openvino import OpenVinoEngine
+from plait.events import EngineRequest, Finished
+
+engine = OpenVinoEngine(find_model(), EngineSettings(kv_tokens=512))
+body = {"messages": [{"role": "user", "content": "Count"}], "temperature": 0, "ignore_eos": True}
+engine.submit([EngineRequest(0, "/v1/chat/completions", body, None, 60)])
+said = ""
+try:
+    print(engine.pid, flush=True)
+    while True:
+        time.sleep(1)
+except KeyboardInterrupt:
+    said = "interrupted, "
+ends = []
+while not ends:
+    ends = [event for event in engine.poll(1.0) if isinstance(event, Finished)]
+print(f"{said}drained {ends[0].output_tokens} tokens", flush=True)
+time.sleep(600)
+"""
+CONVERT = """
+import sys, openvino_genai as genai
+
+config = genai.SchedulerConfig()
+config.num_kv_blocks = 8
+genai.ContinuousBatchingPipeline(sys.argv[1], config, "CPU", {"enable_save_ov_model": True})
+genai.Tokenizer(sys.argv[1], enable_save_ov_model=True)
+"""
+SMOLLM2_CONFIG = {
+    "max_position_embeddings": 8192,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 576,
+}
