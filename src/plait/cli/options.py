@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; nan and infinity are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse what ``float`` would take."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
 
 EMBEDDED = (
     click.option(
@@ -18,7 +31,7 @@ EMBEDDED = (
     click.option(
         "--kv-tokens", type=click.IntRange(min=1), help="KV cache size in tokens. [default: from free memory]"
     ),
-    click.option("--kv-gib", type=click.FloatRange(min=0, min_open=True), help="KV cache size in GiB instead."),
+    click.option("--kv-gib", type=FiniteRange(min=0, min_open=True), help="KV cache size in GiB instead."),
     click.option("--max-num-seqs", type=click.IntRange(min=1), help="Sequences that may run at once."),
     click.option("--max-batched-tokens", type=click.IntRange(min=1), help="Tokens one engine step may take."),
     click.option("--threads", type=click.IntRange(min=1), help="CPU threads. [default: physical cores]"),
@@ -30,18 +43,18 @@ POOL = (
     click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the servers' API key."),
     click.option("--tokenizer", metavar="PATH_OR_ID", help="Count the servers' prompt tokens with this model's files."),
     click.option("--max-concurrency", type=click.IntRange(min=1), default=None, help="Requests in flight at most."),
-    click.option("--rpm", type=click.FloatRange(min=0), default=0.0, help="Requests a minute; 0: no limit."),
-    click.option("--tpm", type=click.FloatRange(min=0), default=0.0, help="Tokens a minute; 0: no limit."),
+    click.option("--rpm", type=FiniteRange(min=0), default=0.0, help="Requests a minute; 0: no limit."),
+    click.option("--tpm", type=FiniteRange(min=0), default=0.0, help="Tokens a minute; 0: no limit."),
     click.option(
         "--stall-timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         default=300.0,
         show_default=True,
         help="Seconds without any movement after which a request is stuck.",
     ),
     click.option(
         "--max-wait",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         default=600.0,
         show_default=True,
         help="Longest a server may ask a request to wait (Retry-After), in seconds.",

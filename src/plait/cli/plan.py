@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import click
@@ -10,11 +12,13 @@ import msgspec
 import numpy as np
 
 from plait.cli.options import EMBEDDED, PLANNING, together
-from plait.data.job import Job, open_job
+from plait.data.job import LISTED_PROBLEMS, Job, open_job
+from plait.data.problems import Problem
 from plait.engine.machine import EngineSettings
 from plait.errors import InputError
 from plait.lengths import Lengths
 from plait.plan import BASELINES, GOALS, Forecast, Outlook, outlook
+from plait.policy.base import order_function
 from plait.run.embedded import Embedded
 from plait.run.files import RunFiles, replace_file
 from plait.run.prepare import Prepared, prepare
@@ -44,6 +48,7 @@ def command(
     Answers are assumed to be as long as earlier knowledge says: until some have been seen, that is a prior of 256
     tokens cut at each request's max_tokens. Times are those of the embedded engine on this machine.
     """
+    order_function(policy or GOALS[goal])  # an unknown policy is refused before anything is read
     embedded = Embedded(model, EngineSettings(**engine), lambda line: click.echo(line, err=True))
     chosen = policy or GOALS[goal]
     with (
@@ -53,7 +58,8 @@ def command(
         good = np.flatnonzero(~job.bad)
         ready = prepare(job, good, embedded.tokenizer(), embedded.machine.capacity, on_overflow, default_max_tokens)
         if not len(ready.rows):
-            raise InputError(f"none of the {job.n} requests can run; plait check says why")
+            listed = "\n".join(str(problem) for problem in islice(problems(job, ready), LISTED_PROBLEMS))
+            raise InputError(f"none of the {job.n} requests can run\n{listed}")
         lengths = Lengths.unknown(ready.table, ready.tree, seed)
         policies = dict.fromkeys((chosen, *BASELINES))
         found = outlook(ready.table, ready.tree, lengths, embedded.machine, list(policies), seed)
@@ -66,7 +72,17 @@ def command(
 def _write_reordered(job: Job, ready: Prepared, found: Outlook, target: RunFiles, inputs: tuple[str, ...]) -> None:
     """The lines of the requests that can run, unchanged, in the order in which they would be admitted."""
     target.refuse_inputs(inputs)
-    replace_file(target.output, (job.line(int(ready.rows[i])) + b"\n" for i in found.chosen.order))
+    lines = (job.line(int(ready.rows[i])) + b"\n" for i in found.chosen.order)
+    try:
+        replace_file(target.output, lines)
+    except OSError as error:
+        raise InputError(f"-o {target.output}: cannot write: {(error.strerror or str(error)).lower()}") from None
+
+
+def problems(job: Job, ready: Prepared) -> Iterator[Problem]:
+    """What is wrong with the rows that cannot run: bad lines first, then what does not fit the engine."""
+    yield from (problem for problem in job.iter_problems() if problem.severity == "error")
+    yield from (job.problem(row, fault) for row, fault in sorted(ready.faults.items()))
 
 
 def as_dict(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> dict[str, Any]:
@@ -75,6 +91,8 @@ def as_dict(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> di
     return {
         "requests": found.requests,
         "cannot_run": int(job.bad.sum()) + len(ready.faults),
+        "problems": [problem.as_dict() for problem in islice(problems(job, ready), LISTED_PROBLEMS)],
+        "clamped": len(ready.clamped),
         "prompt_tokens": found.prompt_tokens,
         "unique_prompt_tokens": found.unique_prompt_tokens,
         "sharing": found.sharing,
@@ -116,7 +134,10 @@ def as_text(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> st
         f"{'optimum':12} {bounds.best_s:7.1f} s",
     ]
     if len(ready.faults) or job.bad.any():
-        lines.append(f"{int(job.bad.sum()) + len(ready.faults):,} requests cannot run; plait check says why")
+        lines.append(f"{int(job.bad.sum()) + len(ready.faults):,} requests cannot run, among them:")
+        lines += [f"  {problem}" for problem in islice(problems(job, ready), LISTED_PROBLEMS)]
+    if ready.clamped:
+        lines.append(f"{len(ready.clamped):,} requests got a lower max_tokens, to fit")
     if not embedded.calibrated:
         lines.append("Times are a first guess: no run on this machine has measured the engine yet.")
     if not gains(found):

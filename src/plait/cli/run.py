@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from plait.cli.display import Display, display
-from plait.cli.options import EMBEDDED, PLANNING, POOL, together
+from plait.cli.options import EMBEDDED, PLANNING, POOL, FiniteRange, together
 from plait.cli.summary import summary_dict, summary_text
 from plait.engine.http_settings import HttpSettings
 from plait.engine.machine import EngineSettings
@@ -51,7 +51,7 @@ RUNNING = (
     ),
     click.option(
         "--grace",
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0),
         default=30.0,
         show_default=True,
         help="Seconds to wait for running requests after Ctrl-C.",
@@ -87,6 +87,23 @@ def command(files: tuple[str, ...], output: str, progress: str, as_json: bool, q
     - is standard input. Run the same command again to go on after an interruption: what is finished is kept.
     """
     say = _quiet if quiet else _say
+    try:
+        sys.exit(_run(files, output, progress, as_json, quiet, say, given))
+    except KeyboardInterrupt:  # before anything was sent, or for the third time
+        click.echo("plait: interrupted; run the same command again to go on", err=True)
+        sys.exit(130)
+
+
+def _run(
+    files: tuple[str, ...],
+    output: str,
+    progress: str,
+    as_json: bool,
+    quiet: bool,
+    say: Callable[[str], None],
+    given: dict[str, Any],
+) -> int:
+    """The exit code of a whole run."""
     with closing(_place(given, say)) as place:
         batch = BatchOptions(
             files=files,
@@ -103,7 +120,7 @@ def command(files: tuple[str, ...], output: str, progress: str, as_json: bool, q
         click.echo(summary_dict(report, options.output))
     elif not quiet:
         click.echo(summary_text(report, options.output), err=True)
-    sys.exit(_exit_code(report, given["fail_on"]))
+    return _exit_code(report, given["fail_on"])
 
 
 def _place(given: dict[str, Any], say: Callable[[str], None]) -> Place:
@@ -166,8 +183,7 @@ def _watched_run(
 
 def _exit_code(report: Report, fail_on: str | None) -> int:
     code = report.outcome.exit_code
-    truncated = report.numbers.truncated if report.numbers else 0
-    return 1 if code == 0 and fail_on == "length" and truncated else code
+    return 1 if code == 0 and fail_on == "length" and report.truncated else code
 
 
 def _say(line: str) -> None:

@@ -64,6 +64,8 @@ def _figures(report: Report) -> list[str]:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(numbers.finish_reasons.items()))
     cut = f" ({numbers.truncated:,} cut off at max_tokens)" if numbers.truncated else ""
     share = numbers.reused_prompt_tokens / numbers.prompt_tokens if numbers.prompt_tokens else 0.0
+    if not numbers.answered:
+        return []
     lines = [
         f"{duration(numbers.duration_s)} ({numbers.duration_s:.1f} s), {numbers.tokens_per_s:,.0f} tokens/s, "
         f"mean completion {numbers.mean_completion_s:.1f} s, tail {numbers.tail_share:.0%} of the time",
@@ -71,17 +73,23 @@ def _figures(report: Report) -> list[str]:
         f"reused {numbers.reused_prompt_tokens:,} ({share:.0%}); output tokens: {numbers.output_tokens:,}",
         f"finish reasons: {reasons or 'none'}{cut}; preemptions: {numbers.preemptions:,}",
     ]
-    base = report.hindsight or report.forecast
-    return lines if base is None else [*lines, _beside_file_order(base)]
+    return lines if report.outcome.remaining else [*lines, *_beside_file_order(report)]
 
 
-def _beside_file_order(found: Outlook) -> str:
-    """The chosen order and file order, both simulated with the same lengths and step times."""
+def _beside_file_order(report: Report) -> list[str]:
+    """The chosen order and file order, both simulated with the same lengths and step times; only their ratio where the
+    engine's step times were never seen."""
+    found = report.hindsight or report.forecast
+    if found is None:
+        return []
     chosen, base = found.chosen, found.forecasts[-1]
     if base.makespan_s - chosen.makespan_s < LEAST_GAIN * base.makespan_s:
-        return f"file order would have taken about as long ({base.makespan_s:.1f} s): no gain from ordering here"
+        return ["estimated: file order would have taken about as long; no gain from ordering was to be expected here"]
+    ratio = f"{base.makespan_s / chosen.makespan_s:.2f} x as long"
+    if report.hindsight is None:
+        return [f"estimated: file order would have taken {ratio}"]
     times = f"{chosen.policy} {chosen.makespan_s:.1f} s, file order {base.makespan_s:.1f} s"
-    return f"estimated: {times} ({base.makespan_s / chosen.makespan_s:.2f} x as long)"
+    return [f"estimated: {times} ({ratio})"]
 
 
 def _seconds(found: Outlook | None) -> dict[str, float] | None:

@@ -15,9 +15,15 @@ OPENAI_MAX_BYTES = 200 * 10**6
 
 def model_problems(job: Job, served: Collection[str]) -> Iterator[Problem]:
     """One problem for each row whose model the engine does not serve. Rows that name no model take the engine's."""
+    for row, fault in model_faults(job, served):
+        yield job.problem(row, fault)
+
+
+def model_faults(job: Job, served: Collection[str]) -> Iterator[tuple[int, Fault]]:
+    """``model_problems`` as (row, fault)."""
     unknown = np.array([name not in served for name in job.model_names] + [False])  # the last is index -1: no model
     for row in np.flatnonzero(unknown[job.model_of]).tolist():
-        yield job.problem(row, model_not_found(job.model_names[job.model_of[row]], sorted(served)))
+        yield row, model_not_found(job.model_names[job.model_of[row]], sorted(served))
 
 
 def openai_limit_problems(job: Job) -> Iterator[Problem]:

@@ -12,12 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from plait.data.job import LISTED_PROBLEMS, BatchRequest, Job, open_job
+from plait.data.limits import model_faults
+from plait.data.problems import Fault
 from plait.errors import InputError
 from plait.events import Engine, EngineRequest, Event, Failed, Finished, Step
 from plait.lengths import Lengths
 from plait.model.calibrate import Calibration, Calibrator
 from plait.plan import Machine, Outlook, outlook, scheduler
-from plait.report.metrics import LiveStats, Numbers, Summary
+from plait.policy.base import order_function
+from plait.report.metrics import TRUNCATED, LiveStats, Numbers, Summary
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
 from plait.run.prepare import Overflow, Prepared, Tokenizer, prepare
 from plait.scheduler import Scheduler
@@ -39,6 +42,8 @@ class Place(Protocol):
     """Whether lines that only a server can judge (other endpoints, unknown parameters) may pass."""
     retries: bool
     """Whether the run retries failed requests; False where the engine does that itself."""
+    served: frozenset[str]
+    """Model names that a request may ask for; empty: any name stands for the one model there is."""
     secrets: tuple[str, ...]
 
     @property
@@ -106,6 +111,8 @@ class Report:
     hindsight: Outlook | None = None
     """The same with the lengths and step times that the run showed; None where it did not show enough."""
     adopted: int = 0
+    truncated: int = 0
+    """Answers that were cut off at max_tokens, over all runs of the job."""
 
 
 Watch = Callable[[Ready], Observer]
@@ -117,6 +124,7 @@ def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch,
 
     Raises PlaitError where nothing could be started; afterwards the outcome says how it ended.
     """
+    order_function(batch.policy)  # an unknown policy is refused before anything is read
     with (
         tempfile.TemporaryDirectory(prefix="plait-") as workdir,
         open_job(batch.files, workdir, batch.allow_duplicates, place.passthrough) as job,
@@ -128,14 +136,20 @@ def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch,
                 say(f"{run.adopted:,} results without a journal were taken over, matched by custom_id")
             if run.complete:
                 say("nothing left to run: every request has been recorded by an earlier run")
-                return Report(run.finish(), adopted=run.adopted)
+                return Report(run.finish(), adopted=run.adopted, truncated=run.state.finish_reasons[TRUNCATED])
             return _execute(batch, place, job, run, watch, say)
 
 
 def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch, say: Say) -> Report:
     say(f"planning {len(run.rows):,} requests")
     prepared = prepare(
-        job, run.rows, place.tokenizer(), place.machine.capacity, batch.on_overflow, batch.default_max_tokens
+        job,
+        run.rows,
+        place.tokenizer(),
+        place.machine.capacity,
+        batch.on_overflow,
+        batch.default_max_tokens,
+        _unserved(job, run.rows, place.served),
     )
     if batch.strict and prepared.faults:
         raise InputError(_listed(str(job.problem(row, fault)) for row, fault in prepared.faults.items()))
@@ -164,12 +178,20 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
         forecast,
         watcher.hindsight(batch, place),
         run.adopted,
+        run.state.finish_reasons[TRUNCATED],
     )
 
 
 def _outlook(batch: BatchOptions, prepared: Prepared, lengths: Lengths, machine: Machine) -> Outlook:
     policies = list(dict.fromkeys((batch.policy, "fcfs")))
     return outlook(prepared.table, prepared.tree, lengths, machine, policies, batch.seed)
+
+
+def _unserved(job: Job, rows: I64, served: frozenset[str]) -> dict[int, Fault]:
+    """Rows of the run that ask for a model which the engine does not serve: they are never sent."""
+    wanted = np.zeros(job.n, np.bool_)
+    wanted[rows] = True
+    return {row: fault for row, fault in model_faults(job, served) if wanted[row]} if served else {}
 
 
 def _new_tokens(prepared: Prepared) -> I64:

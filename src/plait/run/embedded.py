@@ -29,6 +29,7 @@ class Embedded:
 
     passthrough = False
     retries = True
+    served: frozenset[str] = frozenset()
     secrets: tuple[str, ...] = ()
 
     def __init__(self, model_name: str | None, settings: EngineSettings, say: Callable[[str], None]) -> None:

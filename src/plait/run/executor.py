@@ -21,7 +21,7 @@ import numpy as np
 from plait.data.job import BatchRequest, Job
 from plait.data.problems import Fault
 from plait.drive import Stop, drive
-from plait.errors import EngineError, InputError
+from plait.errors import EngineError, InputError, UsageError
 from plait.events import Engine, EngineRequest, Event, Failed, Finished
 from plait.run.adopt import adopted_records
 from plait.run.duplicates import equal_rows
@@ -151,9 +151,12 @@ class Run:
         journal = Journal(files.live, job.n)
         try:
             journal.check_same_job(job.fingerprint, settings)
-        except BaseException:
+        except BaseException as error:
             journal.close()
-            raise
+            if not (journal.empty and isinstance(error, UsageError)):
+                raise
+            Journal.create(files.live, header)  # the run stopped before it recorded anything: nothing is lost
+            return Journal(files.live, job.n)
         return journal
 
     def _to_do(self) -> I64:

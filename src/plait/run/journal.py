@@ -120,6 +120,8 @@ class Journal:
         """
         self.path = path
         self.state = State.empty(n)
+        self.empty = True
+        """Whether nothing but the header was found when it was opened."""
         self._unsynced = 0
         self._unsynced_since_s = 0.0
         with disk_errors(path):
@@ -212,6 +214,7 @@ class Journal:
             if header is None:
                 header = self._header(raw)
             else:
+                self.empty = False
                 line_bytes, record = parsed
                 if not 0 <= record.row < len(self.state.status):
                     continue  # another job's: check_same_job refuses it with a better message

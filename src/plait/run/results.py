@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import msgspec
 
 from plait.errors import InputError
 
+_PLACE = re.compile(r"^[^\n]+?:\d+: ")
+"""``file:line:`` in front of a message about a line of input."""
 TRUNCATED = "length"
 """Finish reason of an answer that was cut off."""
 
@@ -79,11 +82,13 @@ def read_result(raw: bytes, place: str) -> Result:
 
 
 def top_errors(results: Iterable[Result], limit: int = 10) -> list[ErrorCount]:
-    """The most frequent messages of failed results, most frequent first."""
+    """The most frequent messages of failed results, most frequent first; the same message about several lines of input
+    counts as one."""
     found: dict[str, ErrorCount] = {}
     for result in results:
         if not result.ok:
-            entry = found.setdefault(result.message, ErrorCount(result.message, 0, result.custom_id))
+            message = _PLACE.sub("", result.message)
+            entry = found.setdefault(message, ErrorCount(message, 0, result.custom_id))
             entry.count += 1
     return sorted(found.values(), key=lambda entry: -entry.count)[:limit]
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from plait.data.bytesplan import prompt_bytes, pseudo_tokens
 from plait.data.problems import Fault
-from plait.engine import load_engine
+from plait.engine.http import HttpPool
 from plait.engine.http_settings import HttpSettings, endpoint_name
+from plait.errors import UsageError
 from plait.events import Engine
 from plait.model.calibrate import Calibration
 from plait.model.specs import device, model
@@ -35,7 +36,12 @@ class Servers:
         self._settings, self._tokenizer = settings, tokenizer
         key = settings.api_key() if settings.endpoints else None
         self.secrets: tuple[str, ...] = (key,) if key else ()
-        self._engine = load_engine("http", settings)
+        self._engine = HttpPool(settings)
+        if settings.model is not None and self._engine.models and settings.model not in self._engine.models:
+            self._engine.close()
+            names = ", ".join(sorted(self._engine.models))
+            raise UsageError(f"--model is '{settings.model}'; the servers serve: {names}")
+        self.served = self._engine.models if settings.model is None else frozenset()
         capacity = self._engine.capacity
         if tokenizer is None:  # prompts are counted in bytes, so a server's own limits in tokens cannot be applied here
             capacity = replace(capacity, max_context_tokens=0)
