@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from plait.table import F64, I64
 from plait.unitstep.kernel import area
+
+LP_ROWS = 2_500
+"""Up to this many requests the LP bound takes a few seconds at most, and can exceed the mean-busy-time one."""
+
+
+class Bound(NamedTuple):
+    """A lower bound on TEL and how it was found."""
+
+    tel: float
+    kind: str
 
 
 def centroid(prompt_tokens: I64, output_tokens: I64) -> F64:
@@ -26,3 +38,16 @@ def mean_busy_time(prompt_tokens: I64, output_tokens: I64, kv_tokens: int) -> fl
     busy = float(np.sum(np.cumsum(areas) - areas / 2)) / kv_tokens + len(areas) / 2
     after = float(np.sum(output_tokens - centroid(prompt_tokens, output_tokens)))
     return max(busy + after, float(np.sum(output_tokens)))
+
+
+def best_bound(prompt_tokens: I64, output_tokens: I64, kv_tokens: int, target: float) -> Bound:
+    """The larger of the mean-busy-time bound and, up to LP_ROWS requests, the Lagrangian LP bound.
+
+    ``target`` is the TEL of some schedule, the better the better (lp.lagrangian_bound).
+    """
+    from plait.unitstep.lp import lagrangian_bound  # needs this module's estimates
+
+    busy = Bound(mean_busy_time(prompt_tokens, output_tokens, kv_tokens), "mean busy time")
+    if len(prompt_tokens) > LP_ROWS:
+        return busy
+    return max(busy, Bound(lagrangian_bound(prompt_tokens, output_tokens, kv_tokens, target), "Lagrangian LP"))

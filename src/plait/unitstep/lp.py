@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import highspy
 import numpy as np
 
 from plait._numba import njit
@@ -127,6 +126,8 @@ def solve(coarse: Coarse, kv_tokens: int) -> Solution:
 
     A start at the horizon holds no cell's budget, so a solution exists.
     """
+    import highspy  # a solver of several megabytes, of use to few callers
+
     classes, cells, begins = len(coarse.members), len(coarse.edges) - 1, coarse.edges.astype(np.float64)
     column_start, index, value = _columns(coarse.s, coarse.o, coarse.edges)
     lp = highspy.HighsLp()

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from plait.errors import UsageError
 from plait.table import F64, I64
-from plait.unitstep.kernel import area, check_requests, decode, total_completion
-from plait.unitstep.search import local_search
-from plait.unitstep.sortedf import swap_order
+from plait.unitstep.kernel import area, check_requests, decode
+from plait.unitstep.lp import lp_order
+from plait.unitstep.search import improve
+from plait.unitstep.sortedf import DP_ROWS, QUANTILE_ROWS, dp_order, quantile_order, sorted_f_order, swap_order
 
 WINDOW = 64
 KAPPA = 1.3
 DISPERSED_KAPPA = 1.4
-DISPERSED_FROM = 5_000
-"""Requests from which waves of similar requests cost more than a dispersed list (research.md §B)."""
 BUCKET_RATIO = 1.3
 GOLDEN = 0.6180339887498949
 
@@ -61,20 +61,16 @@ def overtaking(s: I64, o: I64) -> Listing:
     return _by(area(s, o), WINDOW, KAPPA)
 
 
-def dispersed(s: I64, o: I64) -> Listing:
-    """Area order with similar requests spread by a golden-ratio shuffle inside buckets of BUCKET_RATIO, so that they
-    do not start, and end, in waves."""
+def dispersed(
+    s: I64, o: I64, bucket_ratio: float = BUCKET_RATIO, window: int = WINDOW, kappa: float = DISPERSED_KAPPA
+) -> Listing:
+    """Area order with similar requests spread by a golden-ratio shuffle inside buckets of ``bucket_ratio``, so that
+    they do not start, and end, in waves."""
     areas = area(s, o)
     ascending = np.argsort(areas, kind="stable")
-    bucket = np.floor(np.log(areas[ascending]) / np.log(BUCKET_RATIO))
+    bucket = np.floor(np.log(areas[ascending]) / np.log(bucket_ratio))
     shuffle = np.modf(np.arange(len(s)) * GOLDEN)[0]
-    return Listing(ascending[np.lexsort((shuffle, bucket))], areas, WINDOW, DISPERSED_KAPPA)
-
-
-def sorted_f_swap(s: I64, o: I64, kv_tokens: int) -> Listing:
-    """Sorted-F with local swap search, strict."""
-    order = swap_order(s, o, kv_tokens)
-    return Listing(order, np.zeros(len(s)))
+    return Listing(ascending[np.lexsort((shuffle, bucket))], areas, window, kappa)
 
 
 def _by(key: F64, window: int = 1, kappa: float = 1.0) -> Listing:
@@ -88,38 +84,71 @@ LISTS: dict[str, Callable[[I64, I64], Listing]] = {
     "size": size,
     "area": by_area,
 }
-PORTFOLIO = (overtaking, dispersed, fcfs, mc_sf, mc_sf_skip, size, by_area)
+SOLVERS: dict[str, Callable[[I64, I64, int], I64]] = {
+    "sorted-f": sorted_f_order,
+    "sorted-f-dp": dp_order,
+    "sorted-f-swap": swap_order,
+    "sorted-f-quantile": quantile_order,
+    "sorted-lp": lp_order,
+}
+"""Orders that depend on the budget, all strict lists."""
+NAMES = ("latency", "dispersed", *LISTS, *SOLVERS)
 PORTFOLIO_ROWS = 5_000
-"""Up to this many requests ``latency`` tries every list and keeps the best; beyond, the dispersed one."""
+"""Beyond, ``latency`` tries only lists whose time hardly grows faster than the number of requests."""
+LP_ROWS = 2_000
+VARIANTS = ((1.0001, 64, 2.2), (1.0001, 256, 1.3), (1.15, 64, 1.5), (1.15, 256, 1.5), (1.0001, 256, 2.2))
+"""Bucket ratio, window and kappa of the further dispersed lists that ``latency`` tries."""
 
 
 def starts_of(policy: str, s: I64, o: I64, kv_tokens: int, keep_going: Callable[[], bool] | None = None) -> I64:
-    """Start steps of a policy, int64 [n]. ``latency`` goes on searching while ``keep_going()``, where one is given.
+    """Start steps of a policy, int64 [n].
 
-    Raises UsageError for an unknown policy, and what ``check_requests`` raises.
+    ``latency`` is the best of a portfolio that holds every other policy affordable at n; with ``keep_going`` it stops
+    there once that is false, and else goes on improving until it is.
+    Raises UsageError for an unknown policy or one that cannot take n rows, and what ``check_requests`` raises.
     """
     check_requests(s, o, kv_tokens)
     if policy == "latency":
         return _best(s, o, kv_tokens, keep_going)
-    if policy == "sorted-f-swap":
-        return _decoded(sorted_f_swap(s, o, kv_tokens), s, o, kv_tokens)
-    if policy not in LISTS:
-        known = f"latency, sorted-f-swap, {', '.join(LISTS)}"
-        raise UsageError(f"policy '{policy}' has no unit-step form; known: {known}")
-    return _decoded(LISTS[policy](s, o), s, o, kv_tokens)
+    return _decoded(_listing(policy, s, o, kv_tokens), s, o, kv_tokens)
+
+
+def _listing(policy: str, s: I64, o: I64, kv_tokens: int) -> Listing:
+    if policy == "dispersed":
+        return dispersed(s, o)
+    if policy in LISTS:
+        return LISTS[policy](s, o)
+    if policy in SOLVERS:
+        return Listing(SOLVERS[policy](s, o, kv_tokens), np.zeros(len(s)))
+    raise UsageError(f"policy '{policy}' has no unit-step form; known: {', '.join(NAMES)}")
+
+
+def portfolio(n: int) -> tuple[str, ...]:
+    """Named policies whose time is affordable for n requests."""
+    names = ["fcfs", "mc-sf", "size", "area"]
+    if n >= QUANTILE_ROWS:
+        names.append("sorted-f-quantile")
+    if n <= PORTFOLIO_ROWS:
+        names += ["mc-sf-skip", "sorted-f-swap"]
+    if n <= LP_ROWS:
+        names.append("sorted-lp")
+    if n <= DP_ROWS:
+        names.append("sorted-f-dp")
+    return tuple(names)
 
 
 def _best(s: I64, o: I64, kv_tokens: int, keep_going: Callable[[], bool] | None) -> I64:
-    """Best list of the portfolio, then of its neighbourhood."""
-    listings = [dispersed(s, o)]
-    if len(s) <= PORTFOLIO_ROWS:
-        listings = [*(listing(s, o) for listing in PORTFOLIO), sorted_f_swap(s, o, kv_tokens)]
-    tried = [_decoded(listing, s, o, kv_tokens) for listing in listings]
-    best = int(np.argmin([total_completion(starts, o) for starts in tried]))
-    if keep_going is None:
-        return tried[best]
-    chosen = listings[best]
-    return local_search(s, o, chosen.order, chosen.key, kv_tokens, chosen.window, chosen.kappa, keep_going)
+    """Best of the portfolio, quickest lists first, improved while the clock allows."""
+    best = _decoded(dispersed(s, o), s, o, kv_tokens)
+    tries: list[Callable[[], Listing]] = [partial(_listing, name, s, o, kv_tokens) for name in portfolio(len(s))]
+    tries += [partial(dispersed, s, o, *variant) for variant in VARIANTS]
+    for listing in (partial(overtaking, s, o), *tries):
+        if keep_going is not None and not keep_going():
+            return best
+        starts = _decoded(listing(), s, o, kv_tokens)
+        if np.sum(starts) < np.sum(best):
+            best = starts
+    return best if keep_going is None else improve(s, o, best, kv_tokens, keep_going)
 
 
 def _decoded(listing: Listing, s: I64, o: I64, kv_tokens: int) -> I64:
