@@ -14,10 +14,13 @@ import numpy.typing as npt
 from plait._numba import njit
 from plait.table import F64, I64
 
-LAST_ADMITTED, SMALLEST_LOWER = 0, 1
-"""Whom an overflow evicts: the last admitted, or the one with the smallest lower bound (A_min)."""
+LARGEST_AREA, SMALLEST_LOWER = 0, 1
+"""Whom an overflow evicts: the request that is most memory area away from its end, or the one with the smallest lower
+bound (A_min)."""
+OVERDUE_TOKENS = 8
+"""Tokens that a request is expected to make beyond its lower end, as far as its place in the list is concerned."""
 
-STEP, HEAD, TAIL, ACTIVE, ADMITTED, EVICTED, SPELLS, FINISHED = range(8)
+STEP, HEAD, TAIL, ACTIVE, EVICTED, SPELLS = range(6)
 """Places in ``Flow.count``."""
 
 
@@ -34,10 +37,9 @@ class Flow(NamedTuple):
     waiting: I64  # [n] rows by rank
     running: I64  # [n] rows by believed end
     end: I64  # [n] believed completion step of a running row
-    seq: I64  # [n] number of the last admission
     spell: I64  # [n] place of the row's current spell in ``spells``
     spells: I64  # [k, 4] row, start step, tokens it had then, end step: what anyone needs to check memory
-    count: I64  # [8]
+    count: I64  # [6]
 
 
 class Rules(NamedTuple):
@@ -45,7 +47,7 @@ class Rules(NamedTuple):
 
     window: int = 1
     kappa: float = 1.0
-    victim: int = LAST_ADMITTED
+    victim: int = LARGEST_AREA
     keep_progress: bool = True
 
 
@@ -54,10 +56,10 @@ def new_flow(s: I64, o: I64, lower: I64, rank: F64, key: F64) -> Flow:
     n = len(s)
     zero, none = np.zeros(n, np.int64), np.full(n, -1, np.int64)
     return Flow(
-        *(s, o, lower.copy(), rank.copy(), key.copy(), zero, none, zero.copy(), zero.copy(), zero.copy(), zero.copy()),
-        spell=none.copy(),
+        *(s, o, lower.copy(), rank.copy(), key.copy()),
+        *(zero, none, zero.copy(), zero.copy(), zero.copy(), zero.copy()),
         spells=np.zeros((4 * n + 16, 4), np.int64),
-        count=np.zeros(8, np.int64),
+        count=np.zeros(6, np.int64),
     )
 
 
@@ -118,8 +120,6 @@ def start(f: Flow, row: int) -> None:
         k -= 1
     f.running[k] = row
     f.count[ACTIVE] += 1
-    f.seq[row] = f.count[ADMITTED]
-    f.count[ADMITTED] += 1
     f.spell[row] = f.count[SPELLS]
     spell = f.spells[f.count[SPELLS]]
     spell[0], spell[1], spell[2], spell[3] = row, t, f.made[row], -1
@@ -138,18 +138,28 @@ def stop(f: Flow, k: int) -> int:
 
 
 @njit
+def area_left(f: Flow, row: int) -> float:
+    """Expected memory area up to the row's end, and never less than it entered the list with: what has outlived its
+    lower end falls behind as it grows, what is near its end does not jump ahead of those that were served first."""
+    left = max(0, f.lower[row] - f.made[row]) + OVERDUE_TOKENS
+    return max(f.rank[row], (f.s[row] + f.made[row]) * left + left * (left + 1) / 2)
+
+
+@njit
 def evict(f: Flow, rules: Rules) -> None:
-    """One running row goes back to wait, by its lower bound as known now."""
+    """One running row goes back to wait."""
     chosen = 0
     for k in range(1, f.count[ACTIVE]):
         row, best = f.running[k], f.running[chosen]
-        if rules.victim == LAST_ADMITTED:
-            better = f.seq[row] > f.seq[best]
+        if rules.victim == LARGEST_AREA:
+            better = area_left(f, row) > area_left(f, best)
         else:
             better = f.lower[row] < f.lower[best]
         if better:
             chosen = k
     row = stop(f, chosen)
+    if rules.victim == LARGEST_AREA:
+        f.rank[row] = f.key[row] = area_left(f, row)
     if not rules.keep_progress:
         f.made[row] = 0
     f.count[EVICTED] += 1
@@ -215,7 +225,6 @@ def _make_tokens(f: Flow) -> None:
         if f.made[row] == f.o[row]:
             stop(f, k)
             f.finish[row] = t
-            f.count[FINISHED] += 1
         elif f.made[row] >= f.lower[row]:
             f.lower[row] = f.made[row] + 1
             f.end[row] = t + 1

@@ -6,18 +6,18 @@ import numpy as np
 
 from plait.errors import InputError
 from plait.table import F64, I64
-from plait.unitstep.flow import LAST_ADMITTED, SMALLEST_LOWER, Flow, Rules, enter, new_flow, run
+from plait.unitstep.flow import LARGEST_AREA, OVERDUE_TOKENS, SMALLEST_LOWER, Flow, Rules, enter, new_flow, run
 from plait.unitstep.kernel import area, check_requests
 from plait.unitstep.sortedf import swap_order
 
-WINDOW, KAPPA = 64, 1.3
+WINDOW, KAPPA = 64, 2.0
 
 
 def by_lower_end(s: I64, o: I64, lower: I64, kv_tokens: int) -> Flow:
-    """Ascending memory area of the lower end; an overflow evicts the last admitted, which keeps its tokens."""
+    """Ascending memory area of (little more than) the lower end; an overflow evicts the request with most area left,
+    which keeps its tokens."""
     _check(s, o, lower, kv_tokens)
-    key = area(s, lower)
-    return _run(s, o, lower, key, key, Rules(WINDOW, KAPPA, LAST_ADMITTED, keep_progress=True), kv_tokens)
+    return _run(s, o, lower, area(s, lower + OVERDUE_TOKENS), Rules(WINDOW, KAPPA, LARGEST_AREA), kv_tokens)
 
 
 def sorted_f_amin(s: I64, o: I64, lower: I64, kv_tokens: int, keep_progress: bool = False) -> Flow:
@@ -26,7 +26,7 @@ def sorted_f_amin(s: I64, o: I64, lower: I64, kv_tokens: int, keep_progress: boo
     _check(s, o, lower, kv_tokens)
     rank = np.empty(len(s))
     rank[swap_order(s, lower, kv_tokens)] = np.arange(len(s))
-    return _run(s, o, lower, rank, rank, Rules(1, 1.0, SMALLEST_LOWER, keep_progress), kv_tokens)
+    return _run(s, o, lower, rank, Rules(1, 1.0, SMALLEST_LOWER, keep_progress), kv_tokens)
 
 
 def interval_around(o: I64, factor: float, longest: I64, seed: int) -> tuple[I64, I64]:
@@ -41,8 +41,8 @@ def interval_around(o: I64, factor: float, longest: I64, seed: int) -> tuple[I64
     return np.minimum(lower, o), np.maximum(upper, o)
 
 
-def _run(s: I64, o: I64, lower: I64, rank: F64, key: F64, rules: Rules, kv_tokens: int) -> Flow:
-    flow = new_flow(s, o, lower, rank, key)
+def _run(s: I64, o: I64, lower: I64, rank: F64, rules: Rules, kv_tokens: int) -> Flow:
+    flow = new_flow(s, o, lower, rank, rank)
     for row in np.argsort(rank, kind="stable"):
         enter(flow, row)
     return run(flow, rules, kv_tokens)
