@@ -21,11 +21,11 @@ def steps(tmp_path: Path, rows: str, *options: str) -> str:
 
 def test_a_schedule_is_written_by_row_of_the_trace(tmp_path: Path) -> None:
     out = tmp_path / "s.csv"
-    options = ("--kv-tokens", "10", "--policy", "latency", "--schedule", str(out), "--json")
+    options = ("--kv-tokens", "10", "--policy", "latency", "--optimize", "0", "--schedule", str(out), "--json")
     text = steps(tmp_path, "5,5\n2,2\n", *options)
     assert out.read_text() == "request,start_step\n0,1\n1,0\n"
     row = json.loads(text)["policies"][0]
-    assert (row["tel"], row["makespan"], row["bound_kind"]) == (8, 6, "mean busy time")
+    assert (row["tel"], row["makespan"], row["bound_kind"]) == (8, 6, "Lagrangian LP")
 
 
 def test_a_request_that_never_fits_is_named(tmp_path: Path) -> None:
@@ -41,3 +41,22 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: tuple[str
 
 def test_a_table_compares_policies(tmp_path: Path) -> None:
     assert "latency" in steps(tmp_path, "5,5\n1,2\n", "--kv-tokens", "10", "--optimize", "0.1s")
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [("sorted-f-dp", "up to 100 requests, got 101; use sorted-f "), ("sorted-f-quantile", "at least 1000 requests")],
+)
+def test_a_policy_out_of_its_range_says_what_to_use(tmp_path: Path, policy: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        steps(tmp_path, "5,5\n" * 101, "--kv-tokens", "10", "--policy", policy)
+
+
+def test_the_bound_is_the_same_for_all_policies_of_a_trace_and_below_each(tmp_path: Path) -> None:
+    named = ["fcfs", "dispersed", "sorted-f", "sorted-f-dp", "sorted-f-swap", "sorted-lp"]
+    options = [word for name in named for word in ("--policy", name)]
+    text = steps(tmp_path, "5,5\n9,3\n1,2\n4,1\n" * 4, "--kv-tokens", "15", "--json", *options)
+    rows = json.loads(text)["policies"]
+    assert [row["policy"] for row in rows] == named
+    assert len({row["bound"] for row in rows}) == 1
+    assert all(row["ratio"] >= 1 for row in rows)

@@ -79,9 +79,7 @@ def not_before(
 
 
 @njit
-def insert(
-    s: int, o: int, t: int, ends: I64, peaks: I64, most: I64, most_end: I64, first: int, last: int
-) -> int:
+def insert(s: int, o: int, t: int, ends: I64, peaks: I64, most: I64, most_end: I64, first: int, last: int) -> int:
     """Add a request started at t to the running ones; returns the new ``last``. One pass over them."""
     end = t + o
     k = last
@@ -163,9 +161,7 @@ def decode(s: I64, o: I64, order: I64, key: F64, kv_tokens: int, window: int, ka
                 misfits += 1
             else:
                 if bound[position] <= t:
-                    bound[position] = not_before(
-                        s[p], o[p], t, kv_tokens, ends, peaks, most, most_end, first, last
-                    )
+                    bound[position] = not_before(s[p], o[p], t, kv_tokens, ends, peaks, most, most_end, first, last)
                 if bound[position] <= t:
                     starts[order[p]] = t
                     last = insert(s[p], o[p], t, ends, peaks, most, most_end, first, last)

@@ -41,9 +41,7 @@ def improve(s: I64, o: I64, starts: I64, kv_tokens: int, keep_going: Callable[[]
     return best
 
 
-def _beam(
-    s: I64, o: I64, starts: I64, kv_tokens: int, width: int, keep_going: Callable[[], bool], seed: int
-) -> I64:
+def _beam(s: I64, o: I64, starts: I64, kv_tokens: int, width: int, keep_going: Callable[[], bool], seed: int) -> I64:
     """The better of ``starts`` and one beam search, unless the clock stops it."""
     if not keep_going():
         return starts
