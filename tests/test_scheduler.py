@@ -89,7 +89,7 @@ def test_the_sample_runs_first_while_lengths_are_unknown() -> None:
     job = small_job(1, 300)
     lengths = Lengths.unknown(job.table, job.tree)
     capacity = Capacity(1_000_000, 1, 3)
-    scheduler = Scheduler(View(job.table, job.tree, lengths.expected, capacity, STEP_TIME), lengths, "fcfs")
+    scheduler = Scheduler(View(job.table, job.tree, lengths.expected, capacity, STEP_TIME), lengths, "blend")
     sample = set(lengths.sample_rows().tolist())
     assert set(scheduler.decide(0.0).admit.tolist()) == sample or len(sample) > 3
 

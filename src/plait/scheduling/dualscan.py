@@ -4,15 +4,17 @@
     N_side = M_side / (p + d/2) rows in flight,  C_side = N_side p / d prefill tokens a step
 
 Rows that end early free their share at once; a left row that outgrows its estimate so far that it is memory-heavy
-counts on the right from then on; retracted rows wait in front of the side they came from."""
+counts on the right from then on. When memory overflows the youngest right rows are retracted; they wait in front of
+their side, which takes no row until one of its own has finished."""
 
 from __future__ import annotations
 
 from plait._numba import njit
 from plait.scheduling import profile
+from plait.scheduling.kv import free_tokens
 from plait.scheduling.moves import admit, change_side, hold
 from plait.scheduling.queues import gated, may_take_prefill, peek, settling
-from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, expected_of, key_of, rows_of
+from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, expected_of, key_of, phase_of, rows_of
 from plait.table import I64
 
 CHECK_STEPS = 64
@@ -50,30 +52,71 @@ def decide_dual_scan(c: Records, out: I64) -> tuple[int, int, int]:
     if c.step - c.checked_step >= CHECK_STEPS:
         c.checked_step = c.step
         _move_underestimated(c)
+    victims = _retract(c, out)
     count = 0
-    budget = float(c.chunk)
-    if settling(c):
-        return 0, 0, c.chunk
-    while count < len(out) and c.prefilling + c.decoding < c.max_seqs and may_take_prefill(c):
+    stuck = settling(c)
+    while not stuck and count < len(out) // 2 and c.prefilling + c.decoding < c.max_seqs and may_take_prefill(c):
         left, right = peek(c, LEFT), peek(c, RIGHT)
         if left < 0 and right < 0:
             break
         left, right = (right if left < 0 else left), (left if right < 0 else right)
-        key = key_of(c)
-        memory_left = c.capacity * left_share(key[left], key[right], c.root_density)
-        memory_right = c.capacity - memory_left
-        budget = prefill_share(c, left, memory_left) + prefill_share(c, right, memory_right)
-        room_left = memory_left - c.held_left
-        room_right = memory_right - c.held_right
+        memory_left, memory_right = _shares(c, left, right)
+        room_left = _room(c, memory_left - c.held_left, left, memory_left, c.backlog - c.backlog_right)
+        room_right = 0.0 if c.right_settles else memory_right - c.held_right
         side = LEFT if room_left * memory_right >= room_right * memory_left else RIGHT  # emptier in proportion
         admitted = _try(c, out, count, side, left if side == LEFT else right, room_left, room_right)
         if not admitted:
             other = RIGHT if side == LEFT else LEFT
             admitted = _try(c, out, count, other, left if other == LEFT else right, room_left, room_right)
-        if not admitted:
-            break
-        count += 1
-    return count, 0, max(1, int(min(budget, float(c.chunk))))
+        stuck = not admitted
+        count += admitted
+    return count, victims, _budget(c)
+
+
+@njit
+def _retract(c: Records, out: I64) -> int:
+    """Memory is about to overflow: the youngest right rows go. Returns how many stand at the end of ``out``."""
+    need = c.block * phase_of(c)[c.step % c.block]
+    free = free_tokens(c)
+    victims = 0
+    row = c.tail_right
+    while row >= 0 and free < need and victims < len(out) // 2:
+        r = rows_of(c)[row]
+        if r.status == DECODE:
+            victims += 1
+            out[len(out) - victims] = row
+            free += r.private + c.step - r.base
+        row = r.prev
+    return victims
+
+
+@njit
+def _shares(c: Records, left: int, right: int) -> tuple[float, float]:
+    """M_L and M_R in KV tokens for the rows at the cursors."""
+    key = key_of(c)
+    memory_left = c.capacity * left_share(key[left], key[right], c.root_density)
+    return float(memory_left), float(c.capacity - memory_left)
+
+
+@njit
+def _budget(c: Records) -> int:
+    """C = C_L + C_R, at most the engine's chunk; all of it once no row waits. C_R keeps a full share full: right rows
+    that fill it up are prefilled at once."""
+    left, right = peek(c, LEFT), peek(c, RIGHT)
+    if left < 0 or right < 0:
+        return int(c.chunk)
+    memory_left, memory_right = _shares(c, left, right)
+    budget = prefill_share(c, left, memory_left) + max(prefill_share(c, right, memory_right), float(c.backlog_right))
+    return max(1, int(min(budget, float(c.chunk))))
+
+
+@njit
+def _room(c: Records, room: float, row: int, memory: float, backlog: int) -> float:
+    """KV tokens that a side may still take. N is a number of whole rows and the prefill budget is there to be used: a
+    side with less than one step's budget in prefill may take one more row."""
+    if backlog < min(prefill_share(c, row, memory), float(c.chunk)):
+        return float(max(room, footprint(c, row)))
+    return float(room)
 
 
 @njit
@@ -84,10 +127,21 @@ def _try(c: Records, out: I64, count: int, side: int, row: int, room_left: float
     room = room_left if side == LEFT else room_right
     if gated(c, row) or not profile.fits_now(c, row) or (tokens > room and not alone):
         return False
+    if c.right_settles and not c.exact and not alone and not _fits_for_life(c, row):
+        return False
     admit(c, row, side, False)
     hold(c, row, tokens)
     out[count] = row
     return True
+
+
+@njit
+def _fits_for_life(c: Records, row: int) -> bool:
+    """What runs may grow for as long as the row is expected to, beside it: asked after an overflow, which says that the
+    estimates of what runs are too low."""
+    r = rows_of(c)[row]
+    steps = max(1.0, expected_of(c)[row] - r.kept)
+    return bool(r.private + r.kept + steps * (c.decoding + 1) <= free_tokens(c))
 
 
 @njit

@@ -122,8 +122,10 @@ def start(c: Records, row: int) -> None:
 
 @njit
 def advance(c: Records) -> None:
-    """Every decoding row gets one token."""
-    c.kv_private += c.block * phase_of(c)[c.step % c.block]
+    """Every decoding row gets one token; prefixes nobody needs make room for it."""
+    grow = c.block * phase_of(c)[c.step % c.block]
+    evict(c, grow)
+    c.kv_private += grow
     c.memory_left_s -= c.kv_read_s * c.decode_context
     c.compute_left_s -= c.gemm_s * c.decoding
     c.decode_context += c.decoding
@@ -202,6 +204,8 @@ def finish(c: Records, row: int) -> None:
     r.status = DONE
     c.done += 1
     c.overflowed = 0
+    if r.side == RIGHT:
+        c.right_settles = 0
     c.events += 1
 
 
@@ -216,6 +220,8 @@ def preempt(c: Records, row: int, lost_tokens: int, requeue: bool) -> None:
     r.kept = max(0, _leave(c, row) - lost_tokens)
     c.preemptions += 1
     c.overflowed = 1
+    if side == RIGHT:
+        c.right_settles = 1
     c.waiting += 1
     r.status = WAITING
     if not requeue:

@@ -179,7 +179,7 @@ class Planner:
         admitted, preempted, budget = decide(self.state.c, out)
         return Decision(
             admit=out[:admitted].copy(),
-            preempt=out[len(out) - preempted :].copy(),
+            preempt=out[len(out) - preempted :][::-1].copy(),
             prefill_budget_tokens=int(budget) if budget >= 0 else None,
         )
 

@@ -96,6 +96,7 @@ _COUNTS = [
     "blocked",
     "preemptions",
     "overflowed",  # 1: memory ran out and no row has finished since
+    "right_settles",  # 1: a right row was thrown out and none has finished since
     "has_steps",
     "held_left",  # mean footprints of the running rows of a side (dual scan)
     "held_right",
