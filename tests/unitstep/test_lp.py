@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unitstep.test_kernel import Backlog, backlogs
 
 from plait.table import I64
 from plait.unitstep.bounds import best_bound, mean_busy_time
 from plait.unitstep.kernel import total_completion
 from plait.unitstep.lp import cheapest, fluid_prices, lagrangian_bound, lp_order
 from plait.unitstep.orders import starts_of
-from tests.unitstep.test_kernel import Backlog, backlogs
 
 
 def least_total(s: I64, o: I64, budget: int) -> int:

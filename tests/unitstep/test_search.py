@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 from hypothesis import given, settings
+from tests.unitstep.test_kernel import Backlog, backlogs, usage
 
 from plait.unitstep.beam import WORTH, Beam
 from plait.unitstep.kernel import total_completion
 from plait.unitstep.orders import starts_of
 from plait.unitstep.search import ANNEALED_ROWS, anneal, improve
-from tests.unitstep.test_kernel import Backlog, backlogs, usage
 
 
 def asked(times: int) -> Callable[[], bool]:

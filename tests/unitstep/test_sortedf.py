@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unitstep.test_kernel import Backlog, backlogs
 
 from plait.errors import UsageError
 from plait.unitstep.sortedf import best_batch, dp_order, quantile_order, sorted_f_order, swap_order
-from tests.unitstep.test_kernel import Backlog, backlogs
 
 
 @settings(max_examples=150, deadline=None)

@@ -59,10 +59,18 @@ def _states(count: int, active: int) -> States:
     def integers(columns: int) -> I64:
         return np.zeros((count, columns), np.int64)
 
-    running = (integers(active) for _ in range(4))
-    buffer = (integers(WINDOW) for _ in range(2))
     return States(
-        *running, *buffer, integers(4), np.zeros((count, 5)), integers(SEGMENT), integers(SEGMENT), integers(1)
+        ends=integers(active),
+        peaks=integers(active),
+        most=integers(active),
+        most_end=integers(active),
+        waiting=integers(WINDOW),
+        bounds=integers(WINDOW),
+        counts=integers(4),
+        totals=np.zeros((count, 5)),
+        rows=integers(SEGMENT),
+        starts=integers(SEGMENT),
+        parent=integers(1),
     )
 
 
@@ -232,7 +240,7 @@ def _compact(t: int, ends: I64, peaks: I64, most: I64, most_end: I64, last: int)
 
 @njit
 def _area_left(t: int, ends: I64, peaks: I64, last: int) -> float:
-    """Memory area that running requests hold after step t: usage rises by one a request a step up to each completion."""
+    """Memory area that running requests hold after step t: between completions usage rises by their number a step."""
     total = 0.0
     before = t
     for k in range(last):

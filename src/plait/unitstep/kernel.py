@@ -64,7 +64,7 @@ def not_before(
     if last > first and most_end[last - 1] < end:  # the common case of a full memory, without a search
         excess = most[last - 1] + s - t - kv_tokens
         if excess > 0:
-            return min(t + excess, most_end[last - 1])
+            return int(min(t + excess, most_end[last - 1]))
     k = search_ends(ends, end, first, last)
     earliest = t
     if k > first:

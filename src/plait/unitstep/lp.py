@@ -25,7 +25,7 @@ OUTPUT_GROUPS = 4
 """Beyond CLASSES requests a class is a quarter, by output, of a run of neighbours in area."""
 EARLIER = 1.5
 """Cells are shorter early, where requests are short and many complete: edges grow with this power."""
-POLISH_ROUNDS = 30
+POLISH_ROUNDS = 60
 SLACK = 1.25
 """Horizon of the coarse LP, as a multiple of the time that full memory needs (plus the longest output)."""
 
@@ -85,7 +85,8 @@ def fluid_prices(s: I64, o: I64, kv_tokens: int, at: F64) -> F64:
     """Prices at steps ``at`` if memory were divisible and served by ascending area: they fall by 1 / area a step."""
     areas = np.sort(area(s, o))
     done = np.concatenate([[0.0], np.cumsum(areas)]) / kv_tokens
-    return (len(s) - np.interp(at, done, np.arange(len(s) + 1.0))) / kv_tokens
+    prices: F64 = (len(s) - np.interp(at, done, np.arange(len(s) + 1.0))) / kv_tokens
+    return prices
 
 
 def lp_order(prompt_tokens: I64, output_tokens: I64, kv_tokens: int) -> I64:
@@ -139,7 +140,7 @@ def solve(coarse: Coarse, kv_tokens: int) -> Solution:
     lp.row_upper_ = np.concatenate([coarse.members, np.full(cells, float(kv_tokens))])
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = column_start, index, value
-    highs = highspy.Highs()
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("solver", "ipm")
@@ -204,7 +205,7 @@ def cheapest(s: I64, o: I64, prices: F64, edges: I64) -> tuple[float, F64]:
     for i in range(len(s)):
         best, at = _cheapest_start(s[i], o[i], prices, edges, price, moment)
         total += best
-        c = np.searchsorted(edges, at, side="right") - 1
+        c = int(np.searchsorted(edges, at, side="right")) - 1
         while c < cells and edges[c] < at + o[i]:
             held[c] += _held(float(s[i]), float(o[i]), at, edges[c], edges[c + 1])
             c += 1
@@ -216,7 +217,7 @@ def _cheapest_start(s: int, o: int, prices: F64, edges: I64, price: F64, moment:
     """Least cost and its start: over each quadratic piece, its ends and the integers beside its vertex."""
     cells, horizon = len(prices), edges[-1]
     a = 0  # cell of the step after the start
-    b = np.searchsorted(edges, o, side="right") - 1  # cell of the step after the end; ``cells`` beyond the horizon
+    b = int(np.searchsorted(edges, o, side="right")) - 1  # cell of the step after the end; ``cells`` beyond the horizon
     best, at = float(horizon + o), horizon
     t = 0
     first = _cost(s, o, t, a, b, prices, edges, price, moment)
@@ -257,4 +258,5 @@ def _cost(s: int, o: int, t: int, a: int, b: int, prices: F64, edges: I64, price
         low = edges[b]
         paid += prices[b] * (end - low)
         weighted += prices[b] * (end * (end + 1.0) - low * (low + 1.0)) / 2
-    return end + (s - t) * paid + weighted
+    cost: float = end + (s - t) * paid + weighted
+    return cost

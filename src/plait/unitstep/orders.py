@@ -17,8 +17,8 @@ from plait.unitstep.sortedf import DP_ROWS, QUANTILE_ROWS, dp_order, quantile_or
 
 WINDOW = 64
 KAPPA = 1.3
-DISPERSED_KAPPA = 1.4
-BUCKET_RATIO = 1.3
+DISPERSED_KAPPA = 1.8
+BUCKET_RATIO = 1.15
 GOLDEN = 0.6180339887498949
 
 
@@ -96,7 +96,7 @@ NAMES = ("latency", "dispersed", *LISTS, *SOLVERS)
 PORTFOLIO_ROWS = 5_000
 """Beyond, ``latency`` tries only lists whose time hardly grows faster than the number of requests."""
 LP_ROWS = 2_000
-VARIANTS = ((1.0001, 64, 2.2), (1.0001, 256, 1.3), (1.15, 64, 1.5), (1.15, 256, 1.5), (1.0001, 256, 2.2))
+VARIANTS = ((1.15, 256, 1.5), (1.0001, 256, 2.2), (1.0001, 64, 2.2), (1.0001, 256, 1.3), (1.3, 64, 1.4))
 """Bucket ratio, window and kappa of the further dispersed lists that ``latency`` tries."""
 
 
@@ -141,8 +141,9 @@ def _best(s: I64, o: I64, kv_tokens: int, keep_going: Callable[[], bool] | None)
     """Best of the portfolio, quickest lists first, improved while the clock allows."""
     best = _decoded(dispersed(s, o), s, o, kv_tokens)
     tries: list[Callable[[], Listing]] = [partial(_listing, name, s, o, kv_tokens) for name in portfolio(len(s))]
+    tries.insert(0, partial(overtaking, s, o))
     tries += [partial(dispersed, s, o, *variant) for variant in VARIANTS]
-    for listing in (partial(overtaking, s, o), *tries):
+    for listing in tries:
         if keep_going is not None and not keep_going():
             return best
         starts = _decoded(listing(), s, o, kv_tokens)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from plait._numba import njit
-from plait.table import F64, I64
+from plait.table import I64
 from plait.unitstep.beam import Beam
 from plait.unitstep.kernel import decode, insert, not_before, retire
 

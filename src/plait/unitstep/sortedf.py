@@ -31,7 +31,10 @@ def sorted_f_order(s: I64, o: I64, kv_tokens: int) -> I64:
 
 
 def dp_order(s: I64, o: I64, kv_tokens: int) -> I64:
-    """Rows in the order of Sorted-F with each batch of least F, int64 [n]. O(n² M) a batch; UsageError beyond DP_ROWS."""
+    """Rows in the order of Sorted-F with each batch of least F, int64 [n]; O(n² M) a batch.
+
+    Raises UsageError beyond DP_ROWS.
+    """
     if len(s) > DP_ROWS:
         raise UsageError(f"sorted-f-dp takes up to {DP_ROWS} requests, got {len(s)}; use sorted-f or sorted-f-swap")
     return _dp_batches(s, o, kv_tokens)
