@@ -14,11 +14,9 @@ from plait.scheduling.queues import gated, peek, settling
 from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, rows_of
 from plait.table import I64
 
-DOUBT = 2.0
-"""Remaining memory may be over-estimated by this factor before compute is spread too thin."""
-LONGEST_STEP = 3.0
-"""Steps beside running right rows take at most this many times the reading of a full cache: longer ones save little
-overhead, and what is left of the right side must not run alone."""
+LEFT_CAUTION = 0.0
+"""Share of the usual headroom that left rows leave while right rows run: they end soon, and compute that is not there
+costs more than a short prompt computed again."""
 BACKLOG_STEPS = 2.0
 """Steps' worth of prefill kept ready, so that a step is never short of it."""
 
@@ -34,21 +32,16 @@ def prefill_for(c: Records, compute_s: float) -> float:
 def targets(c: Records, right_waits: bool) -> tuple[float, float]:
     """(prefill tokens a step may take, prefill tokens wanted from the left) of the next step.
 
-    While right rows wait, left rows fill compute up to the memory time: 1:1, so that memory work ends first and only
-    compute, which needs no company, is left over. Right rows may use what a full cache would balance: prefilling them
-    is what fills it. Where compute is scarcer than memory it is spread. Where memory work is running out, what is left
-    of the compute is spread over the steps that the running right rows still need.
+    While there is memory work, left rows fill compute up to the memory time or the time to read the weights, where it
+    is hidden. Never more: compute needs no company, a later step takes as long for it, and steps without any still
+    read the weights. Never less: hidden compute costs the same whenever it is done. Right rows may use what a full
+    cache would balance: prefilling them is what fills it.
     """
-    memory_s = c.kv_read_s * c.decode_context
-    compute_left_s = max(0.0, c.compute_left_s)
-    spread_s = memory_s * compute_left_s / max(c.memory_left_s, 1e-9)
-    wanted_s = max(c.weights_s, min(memory_s, DOUBT * spread_s))
-    if not right_waits and compute_left_s > c.memory_left_s:
-        wanted_s = max(wanted_s, compute_left_s / profile.steps_of_right(c))
-        if c.tail_right >= 0:
-            wanted_s = min(wanted_s, LONGEST_STEP * c.kv_read_s * c.capacity)
-    most_s = max(wanted_s, c.kv_read_s * c.capacity)
-    return prefill_for(c, most_s), prefill_for(c, wanted_s)
+    hidden_s = max(c.weights_s, c.kv_read_s * c.decode_context)
+    if not right_waits and c.tail_right < 0:
+        return float(c.chunk - c.decoding), float(c.chunk - c.decoding)
+    most_s = max(hidden_s, c.kv_read_s * c.capacity)
+    return prefill_for(c, most_s), prefill_for(c, hidden_s)
 
 
 @njit
@@ -70,7 +63,7 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
 @njit
 def _admit_right(c: Records, out: I64, row: int, most: float, wanted: float) -> int:
     """Right rows while the profile has room for them; c.blocked remembers a head that did not fit."""
-    if row < 0 or c.blocked == c.events or settling(c):
+    if row < 0 or (c.blocked == c.events and c.prefilling + c.decoding > 0) or settling(c):
         return 0
     count = 0
     flow = wanted * (c.left_area + BACKLOG_STEPS) if peek(c, LEFT) >= 0 else 0.0
@@ -96,12 +89,15 @@ def _admit_left(c: Records, out: I64, count: int, wanted: float) -> tuple[int, b
     """Left rows while fewer than two steps' worth of prefill is ready. Returns the count and whether memory stopped
     it."""
     ready = BACKLOG_STEPS * wanted
+    caution = LEFT_CAUTION if c.tail_right >= 0 else 1.0
     while count < len(out) // 2 and c.prefilling + c.decoding < c.max_seqs and c.backlog - c.backlog_right < ready:
         row = peek(c, LEFT)
         if row < 0:
             return count, False
         alone = c.prefilling + c.decoding == 0
-        if gated(c, row) or not profile.fits_now(c, row) or not (alone or profile.fits_later(c, row, 0.0)):
+        if settling(c) or gated(c, row) or not profile.fits_now(c, row):
+            return count, True
+        if not (alone or profile.fits_later(c, row, 0.0, caution)):
             return count, True
         admit(c, row, LEFT, True)
         out[count] = row
@@ -113,7 +109,7 @@ def _admit_left(c: Records, out: I64, count: int, wanted: float) -> tuple[int, b
 def _relieve(c: Records, out: I64, short: bool) -> int:
     """Count the prefill that would have been hidden under this step's KV reads and that memory kept out; preempt the
     cheapest right row once that outweighs computing its tokens again."""
-    if not short:
+    if not short or c.prefilling + c.decoding < 2:  # an engine is never left idle
         c.starved_tokens = 0
         return 0
     lacking = int(prefill_for(c, max(c.weights_s, c.kv_read_s * c.decode_context))) - c.backlog

@@ -121,9 +121,10 @@ def fits_now(c: Records, row: int) -> bool:
 
 
 @njit
-def fits_later(c: Records, row: int, left_at_least: float) -> bool:
+def fits_later(c: Records, row: int, left_at_least: float, caution: float = 1.0) -> bool:
     """The expected footprint stays under the capacity at every watched instant if the row starts now:
-    referenced prefixes + right side + max(left side, ``left_at_least``) + some standard deviations <= capacity."""
+    referenced prefixes + right side + max(left side, ``left_at_least``) + some standard deviations, times ``caution``,
+    <= capacity."""
     r = rows_of(c)[row]
     cold, pinned = uncached(c, row)
     room = c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned)
@@ -142,7 +143,7 @@ def fits_later(c: Records, row: int, left_at_least: float) -> bool:
         total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
         spread = variance[LEFT, k] + variance[RIGHT, k] + p * (1.0 - p) * load * load
         deviations = NEAR_DEVIATIONS if tau[k] <= NEAR_STEPS else FAR_DEVIATIONS
-        if total + deviations * math.sqrt(max(0.0, spread)) > room:
+        if total + caution * deviations * math.sqrt(max(0.0, spread)) > room:
             return False
     return True
 
@@ -155,16 +156,3 @@ def reads_ahead(c: Records) -> float:
     for k in range(TAU_POINTS - 1):
         area += 0.5 * (tau[k + 1] - tau[k]) * (mean[LEFT, k] + mean[RIGHT, k] + mean[LEFT, k + 1] + mean[RIGHT, k + 1])
     return area
-
-
-@njit
-def steps_of_right(c: Records) -> float:
-    """Steps until fewer than one right row is expected to run; at least 1. (mean / tau bounds the expected number.)"""
-    mean, tau = mean_of(c), tau_of(c)
-    k = TAU_POINTS - 1
-    while k > 0 and mean[RIGHT, k] < tau[k]:
-        k -= 1
-    if k + 1 == TAU_POINTS or k == 0:
-        return float(max(1.0, tau[k]))
-    here, following = mean[RIGHT, k] / tau[k], mean[RIGHT, k + 1] / tau[k + 1]
-    return float(tau[k] + (tau[k + 1] - tau[k]) * (here - 1.0) / max(here - following, 1e-9))
