@@ -28,6 +28,9 @@ REPLAN_GROWTH = 1.5
 """Answers seen grow by this factor between two plans: the work of planning stays a constant share of the job's."""
 REFRESH_STEPS, REFRESH_GROWTH = 16, 0.1
 """Decode steps between two refreshes of the length curves: so many, and so much of the steps so far."""
+QUEUE_REFRESH_STEPS, QUEUE_REFRESH_GROWTH = 256, 1.0
+"""The same for one queue, which only asks the curves whether its head fits."""
+NEVER = 1 << 60
 FIRST_REPLAN = 8
 """Answers after which a job without a sample plans again for the first time."""
 
@@ -73,23 +76,38 @@ class Planner:
 
     def until_replan(self) -> int:
         """Answers that may still come in before the next plan; a huge number if there will be none."""
-        return 1 << 60 if self._lengths.exact else max(1, self._next_replan - self._observed)
+        return NEVER if self._lengths.exact else max(1, self._next_replan - self._observed)
 
     def until_step(self) -> int:
         """Decode step at which the estimates are due for a refresh."""
-        return 1 << 60 if self._lengths.exact else self._next_refresh
+        return NEVER if self._lengths.exact else self._next_refresh
 
     def replan_if_due(self) -> None:
         """Refresh the estimates, and order the waiting rows anew when enough answers have come in."""
         if self._lengths.exact:
             return
         if self._observed >= self._next_replan:
-            self._next_replan = max(self._observed + 1, int(self._observed * REPLAN_GROWTH))
+            self._next_replan = self._replan_after()
             self.refresh_lengths()
             self.replan()
         elif self.state.c["step"] >= self._next_refresh:
             self.refresh_lengths()
-            self._look_ahead()
+            if self.state.c["policy"] == BLEND:
+                self._look_ahead()
+
+    def _replan_after(self) -> int:
+        """Answers to wait for. Orders that ignore lengths stand."""
+        order = self.order
+        if order is None or (order.right is None and order.key is None and not order.finish_groups):
+            return NEVER
+        return max(self._observed + 1, int(self._observed * REPLAN_GROWTH))
+
+    def _refresh_after(self) -> int:
+        """Decode step to wait for; one queue only asks the curves whether its head fits."""
+        step = int(self.state.c["step"])
+        if self.state.c["policy"] == QUEUE:
+            return step + max(QUEUE_REFRESH_STEPS, int(step * QUEUE_REFRESH_GROWTH))
+        return step + max(REFRESH_STEPS, int(step * REFRESH_GROWTH))
 
     def set_step_time(self, step_time: StepTime) -> None:
         """Constants measured on the live engine, from now on."""
@@ -110,10 +128,10 @@ class Planner:
         self._take_curves()
         refresh(c)
         c["events"] += 1
-        self._next_refresh = int(c["step"]) + max(REFRESH_STEPS, int(c["step"] * REFRESH_GROWTH))
+        self._next_refresh = self._refresh_after()
 
     def _take_curves(self) -> None:
-        if not self._lengths.exact:
+        if not self._lengths.exact and self.state.c["policy"] != DUAL_SCAN:
             chances(self._lengths.survival, self._lengths.grid_tokens, self.state.tau, self.state.alive)
 
     def replan(self) -> None:
@@ -124,6 +142,8 @@ class Planner:
         )
         order = self._order_of(view)
         self.order = order
+        if self._observed and self._replan_after() == NEVER:
+            self._next_replan = NEVER
         scalars, status = self.state.scalars[0], self.state.rows["status"]
         for side, rows in enumerate((order.rows, order.right)):
             kept = np.zeros(0, np.int64) if rows is None else self._first(order, rows[status[rows] == WAITING])
