@@ -95,14 +95,21 @@ def insert(s: int, o: int, t: int, ends: I64, peaks: I64, most: I64, most_end: I
         peaks[k] += peaks[k + 1] - ends[k + 1] - (ends[k + 1] - end) * (last - k)
     peaks[k] += end
     add = s - t
-    for j in range(first, k):
-        peaks[j] += add + ends[j]
+    earlier, raised = ends[first:k], peaks[first:k]  # views from 0: their loop is vectorised
+    for j in range(len(raised)):
+        raised[j] += add + earlier[j]
     top, at = np.int64(-1), np.int64(-1)
-    for j in range(first, k + 1):
-        if peaks[j] > top:
-            top, at = peaks[j], ends[j]
-        most[j] = top
-        most_end[j] = at
+    j = first
+    while j <= k:
+        record = j
+        while record <= k and peaks[record] <= top:
+            record += 1
+        most[j:record] = top
+        most_end[j:record] = at
+        if record <= k:
+            top, at = peaks[record], ends[record]
+            most[record], most_end[record] = top, at
+        j = record + 1
     j = k + 1
     while j <= last and most[j] < top:
         most[j] = top

@@ -70,7 +70,7 @@ def dispersed(
     ascending = np.argsort(areas, kind="stable")
     bucket = np.floor(np.log(areas[ascending]) / np.log(bucket_ratio))
     shuffle = np.modf(np.arange(len(s)) * GOLDEN)[0]
-    return Listing(ascending[np.lexsort((shuffle, bucket))], areas, window, kappa)
+    return Listing(ascending[np.argsort(bucket + shuffle)], areas, window, kappa)
 
 
 def _by(key: F64, window: int = 1, kappa: float = 1.0) -> Listing:
