@@ -64,7 +64,7 @@ def parts(found: Bounds) -> dict[str, float]:
 @given(
     jobs(),
     machines(),
-    st.sampled_from(["fcfs", "dfs", "random"]),
+    st.sampled_from(["fcfs", "dfs", "random", "blend", "dual-scan"]),
     st.integers(200, 2000),
     st.sampled_from([1, 16]),
     st.sampled_from([0, 4]),

@@ -91,7 +91,8 @@ def test_the_sample_runs_first_while_lengths_are_unknown() -> None:
     capacity = Capacity(1_000_000, 1, 3)
     scheduler = Scheduler(View(job.table, job.tree, lengths.expected, capacity, STEP_TIME), lengths, "blend")
     sample = set(lengths.sample_rows().tolist())
-    assert set(scheduler.decide(0.0).admit.tolist()) == sample or len(sample) > 3
+    admitted = scheduler.decide(0.0).admit.tolist()
+    assert admitted and set(admitted) <= sample
 
 
 def test_repeated_and_late_events_change_nothing() -> None:

@@ -33,7 +33,7 @@ def job(n: int, seed: int) -> tuple[RequestTable, PrefixTree, I64]:
 @given(
     st.integers(1, 50),
     st.integers(0, 2**32),
-    st.sampled_from(["fcfs", "dfs", "random", "blend"]),
+    st.sampled_from(["fcfs", "dfs", "random", "blend", "dual-scan"]),
     st.integers(200, 2000),
     st.sampled_from([1, 16]),
     st.sampled_from([0, 64]),
