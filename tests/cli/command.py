@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from click.testing import CliRunner, Result
 
@@ -16,7 +15,7 @@ from plait.cli import cli, main
 from plait.testing_server import Behaviour, Call, LoopbackServer, Reply, answer, error, models
 
 
-def plait(*arguments: str | Path, stdin: bytes = b"") -> Result:
+def plait(*arguments: object, stdin: bytes = b"") -> Result:
     """Run a command in this process; only a SystemExit is taken, any other exception fails the test."""
     return CliRunner().invoke(_Main(), list(map(str, arguments)), input=stdin, catch_exceptions=False)
 
@@ -27,7 +26,7 @@ class _Main(type(cli)):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(name="plait")
 
-    def main(self, args: list[str], **_: object) -> None:  # type: ignore[override]
+    def main(self, args: list[str], **_: object) -> None:
         before, sys.argv = sys.argv, ["plait", *args]
         try:
             main()
@@ -48,7 +47,7 @@ def serving(model: str = "m", reply: Behaviour | None = None, **kwargs: int) -> 
     return LoopbackServer(behave)
 
 
-def spawn(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def spawn(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """``plait`` as a process of its own, in a process group of its own."""
     command = [sys.executable, "-m", "plait", *map(str, arguments)]
     return subprocess.Popen(

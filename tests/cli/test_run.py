@@ -24,7 +24,7 @@ from tests.cli.command import plait, press, serving, spawn, wait_until
 LINES = [batch_line(f"id-{i}", f"question {i}") for i in range(12)]
 
 
-def run(server: LoopbackServer, folder: Path, *arguments: str | Path, stdin: bytes = b"") -> Result:
+def run(server: LoopbackServer, folder: Path, *arguments: object, stdin: bytes = b"") -> Result:
     """``plait run ... -o out.jsonl`` against a server."""
     options = ["--endpoint", server.url, "-o", folder / "out.jsonl", "--progress", "none"]
     return plait("run", *arguments, *options, stdin=stdin)
@@ -69,7 +69,7 @@ def test_every_way_to_hand_in_lines_gives_the_same_answers(kind: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "plain jsonl"])
 def test_other_columns_of_a_table_come_back_beside_the_answer(kind: str, tmp_path: Path) -> None:
-    table = {"prompt": ["one", "two"], "source": ["left", "right"], "n_th": [1, 2]}
+    table: dict[str, list[Any]] = {"prompt": ["one", "two"], "source": ["left", "right"], "n_th": [1, 2]}
     if kind == "csv":
         path = tmp_path / "in.csv"
         path.write_text("prompt,source,n_th\none,left,1\ntwo,right,2\n")
@@ -317,3 +317,17 @@ def test_an_output_that_cannot_be_written_is_said_before_anything_runs(output: s
         where = str(tmp_path / output) if output else ""
         result = plait("run", path, "-o", where, "--endpoint", server.url)
         assert result.exit_code in (2, 3) and len(server.calls) == 0, result.output
+
+
+def test_a_default_cap_is_sent_with_requests_that_set_none_and_with_no_other(tmp_path: Path) -> None:
+    caps: dict[str, dict[str, int | None]] = {
+        "a": {"max_tokens": None},
+        "b": {"max_tokens": 5},
+        "c": {"max_tokens": None, "max_completion_tokens": 7},
+    }
+    lines = [batch_line(name, name, **body) for name, body in caps.items()]
+    with serving() as server:
+        assert run(server, tmp_path, write_batch(tmp_path, lines), "--default-max-tokens", "3").exit_code == 0
+        names = ("max_tokens", "max_completion_tokens")
+        sent = {call.prompt: tuple(map(call.body.get, names)) for call in server.calls}
+    assert sent == {"a": (3, None), "b": (5, None), "c": (None, 7)}

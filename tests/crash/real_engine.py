@@ -33,17 +33,18 @@ def command_line(template: str, source: Path, output: Path) -> list[str]:
     return [part.format(python=sys.executable, input=source, output=output) for part in shlex.split(template)]
 
 
-def run_for(command: list[str], seconds: float | None) -> int:
-    """Run a command; after so many seconds kill it and all it started. Its return code, negative if it was killed."""
+def run_for(command: list[str], seconds: float | None) -> tuple[int, str]:
+    """Run a command; after so many seconds kill it and all it started. Its return code, negative if it was killed, and
+    what it said on standard error."""
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     try:
-        process.communicate(timeout=seconds)
+        _, said = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    return process.returncode
+        _, said = process.communicate()
+    return process.returncode, said
 
 
 def answers(live: Path) -> list[tuple[str, str]]:
@@ -86,6 +87,7 @@ def main() -> int:
     parser.add_argument("--input", type=Path, default=EXAMPLE)
     parser.add_argument("--command", default=COMMAND)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--earliest", type=float, default=0.05, help="Share of the job's time before the first kill.")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     chance = random.Random(options.seed)
@@ -94,23 +96,27 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole.jsonl"
         began_s = time.monotonic()
-        if (code := run_for(command_line(options.command, options.input, whole), None)) not in (0, 1):
-            sys.exit(f"the undisturbed run ended with exit code {code}")
+        code, said = run_for(command_line(options.command, options.input, whole), None)
+        if code not in (0, 1) or not whole.exists():
+            sys.exit(f"the undisturbed run ended with exit code {code}: {said}")
         took_s = time.monotonic() - began_s
         while kills < options.kills:
             rounds += 1
             output = Path(folder) / f"killed{rounds}.jsonl"
             command, live = command_line(options.command, options.input, output), output.with_suffix(".live.jsonl")
             kept: dict[str, str] = {}
-            while kills < options.kills and run_for(command, chance.uniform(0.05, 0.9) * took_s) == -signal.SIGKILL:
+            while kills < options.kills:
+                code, said = run_for(command, chance.uniform(options.earliest, 1.0) * took_s)
+                if code != -signal.SIGKILL:
+                    break
                 kills += 1
                 before = len(kept)
                 check_kept(live, kept, wrong)
                 fruitful += len(kept) > before
-            code = run_for(command, None)
+            code, said = run_for(command, None)
             check_kept(live, kept, wrong)
             if code not in (0, 1) or sorted(final_ids(output), key=str) != sorted(final_ids(whole), key=str):
-                wrong.append(f"round {rounds}: exit code {code}, {len(final_ids(output))} rows in the final files")
+                wrong.append(f"round {rounds}: exit code {code}, {len(final_ids(output))} final rows; {said}")
     figures = {"undisturbed_s": round(took_s, 1), "kills": kills, "kills_after_new_answers": fruitful, "wrong": wrong}
     print(json.dumps(figures))
     return 1 if wrong else 0

@@ -22,7 +22,7 @@ from plait.plan import Machine, Outlook, outlook, scheduler
 from plait.policy.base import order_function
 from plait.report.metrics import TRUNCATED, LiveStats, Numbers, Summary
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
-from plait.run.prepare import Overflow, Prepared, Tokenizer, prepare
+from plait.run.prepare import Overflow, Prepared, Tokenizer, asked_tokens, prepare, with_cap
 from plait.scheduler import Scheduler
 from plait.table import I64
 from plait.tree.sharing import shared_with_previous, unique_tokens
@@ -163,7 +163,7 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
         stats = LiveStats(prepared.table.prompt_tokens, lengths, _new_tokens(prepared), start_s)
         ready = Ready(job, run, prepared, chosen, stats, forecast, engine.capacity.kv_tokens)
         watcher = _Watcher(watch(ready), ready, start_s, Calibrator(place.machine.step_time))
-        request = _request_maker(prepared, lambda i: stats.sent(i, engine.now_s()))
+        request = _request_maker(prepared, batch.default_max_tokens, lambda i: stats.sent(i, engine.now_s()))
         planned = Planned(prepared.rows, chosen, request, prepared.faults, prepared.notes())
         cpu_s = time.process_time()
         outcome = run.execute(planned, engine, watcher)
@@ -202,8 +202,11 @@ def _new_tokens(prepared: Prepared) -> I64:
     return new
 
 
-def _request_maker(prepared: Prepared, sent: Callable[[int], None]) -> Callable[[int, BatchRequest], EngineRequest]:
-    """Requests with their token ids and the cap of each of their sequences."""
+def _request_maker(
+    prepared: Prepared, default_max_tokens: int | None, sent: Callable[[int], None]
+) -> Callable[[int, BatchRequest], EngineRequest]:
+    """Requests with their token ids and the cap of each of their sequences; a cap that Plait has set (clamped, by
+    default) stands in the body too, since servers see nothing else."""
     table = prepared.table
     assert table.tokens is not None and table.offsets is not None
     tokens, offsets = table.tokens, table.offsets
@@ -212,7 +215,10 @@ def _request_maker(prepared: Prepared, sent: Callable[[int], None]) -> Callable[
         sent(i)
         cap = int(table.max_tokens[i]) // int(request.body.get("n") or 1)
         ids = tokens[offsets[i] : offsets[i + 1]]
-        return EngineRequest(i, request.url, request.body, ids, cap, int(prepared.tree.node_of[i]))
+        body = request.body
+        if request.row in prepared.clamped or (default_max_tokens is not None and asked_tokens(body) is None):
+            body = with_cap(body, cap)
+        return EngineRequest(i, request.url, body, ids, cap, int(prepared.tree.node_of[i]))
 
     return make
 

@@ -87,8 +87,15 @@ def _chunks(job: Job, rows: I64) -> Iterator[tuple[int, list[BatchRequest]]]:
 
 def asked_tokens(body: dict[str, Any]) -> int | None:
     """The request's own cap on generated tokens, a sequence; None where it sets none."""
-    asked = body.get("max_completion_tokens", body.get("max_tokens"))
+    asked = body.get("max_completion_tokens")
+    asked = body.get("max_tokens") if asked is None else asked
     return asked if isinstance(asked, int) else None
+
+
+def with_cap(body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+    """The body with this cap in place of its own."""
+    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    return {**body, name: max_tokens}
 
 
 class _Columns:
