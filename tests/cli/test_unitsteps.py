@@ -60,3 +60,15 @@ def test_the_bound_is_the_same_for_all_policies_of_a_trace_and_below_each(tmp_pa
     assert [row["policy"] for row in rows] == named
     assert len({row["bound"] for row in rows}) == 1
     assert all(row["ratio"] >= 1 for row in rows)
+
+
+def test_requests_that_arrive_over_time_start_after_their_arrival(tmp_path: Path) -> None:
+    trace, out = tmp_path / "a.csv", tmp_path / "s.csv"
+    trace.write_text("prompt_tokens,output_tokens,arrival_s\n5,5,0\n5,9,0.5\n1,1,2\n")
+    for policy in ("fcfs", "latency", "sorted-f-online"):
+        options = ["--kv-tokens", "15", "--policy", policy, "--schedule", str(out), "--json"]
+        result = CliRunner().invoke(cli, ["simulate", str(trace), "--time", "steps", *options], catch_exceptions=False)
+        row = json.loads(result.output)["policies"][0]
+        starts = [int(line.split(",")[1]) for line in out.read_text().split()[1:]]
+        assert starts[1] >= 1 and starts[2] >= 2
+        assert row["mean"] == pytest.approx((sum(starts) + 15 - 3) / 3)

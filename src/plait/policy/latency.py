@@ -9,6 +9,11 @@ from plait.table import F64
 
 WINDOW = 64
 KAPPA = 1.3
+AGEING = 1 / 200
+"""Seconds of machine time that a second of later arrival counts as: a request of key k, online, is passed only by
+those that arrive within about k / AGEING seconds of it."""
+CLASS_GAP = 4.0
+"""Keys of the next class start at least this factor higher: more than KAPPA, so that none overtakes across classes."""
 
 
 def private_prompt_tokens(view: View) -> F64:
@@ -39,16 +44,37 @@ def area(view: View) -> Order:
 
 
 def latency(view: View) -> Order:
-    """Smallest machine time first, a blocked head overtaken by little larger requests, prefill throttled.
+    """Smallest machine time first, a blocked head overtaken by little larger requests, prefill throttled. Higher
+    priorities go before lower ones; within one, deadlines that would be missed go first, earliest first."""
+    key = machine_time_s(view)
+    return _by(_classed(key + AGEING * view.table.arrival_s, key, view), WINDOW, KAPPA, throttle=True)
 
-    Machine time of a request with private prompt s, output o and area A: its share of the fixed time of steps
-    (a A / M), the KV it reads (c A) and the tokens it computes (b (s + o - 1)); research.md §B.
-    """
+
+def machine_time_s(view: View) -> F64:
+    """Machine time of each request, float64 [n]: with private prompt s, output o and area A its share of the fixed
+    time of steps (a A / M), the KV it reads (c A) and the tokens it computes (b (s + o - 1)); research.md §B."""
     cost, tokens = view.step_time, private_prompt_tokens(view)
     step_s = max(cost.weights_s, cost.gemm_base_s) + cost.overhead_s + cost.comm_base_s
     per_area = step_s / view.capacity.kv_tokens + cost.kv_read_s_per_token
-    key = per_area * _area(view, tokens) + cost.gemm_s_per_token * (tokens + view.expected_output_tokens - 1)
-    return _by(key, WINDOW, KAPPA, throttle=True)
+    seconds: F64 = per_area * _area(view, tokens) + cost.gemm_s_per_token * (tokens + view.expected_output_tokens - 1)
+    return seconds
+
+
+def _classed(key: F64, machine_s: F64, view: View) -> F64:
+    """Keys moved apart by class: priority, then whether the deadline would be missed in order of the keys."""
+    table = view.table
+    due = np.isfinite(table.deadline_s)
+    if not due.any() and np.all(table.priority == table.priority[:1]):
+        return key
+    order = np.lexsort((key, -table.priority))
+    done_s = np.empty(table.n)
+    done_s[order] = np.cumsum(machine_s[order])
+    late = due & (done_s > table.deadline_s)
+    within = key.copy()
+    earliest_first = np.flatnonzero(late)[np.argsort(table.deadline_s[late], kind="stable")]
+    within[earliest_first] = np.linspace(0.0, 1.0, len(earliest_first)) * key.min(initial=1.0)
+    classes = np.unique(np.column_stack((-table.priority, ~late)), axis=0, return_inverse=True)[1].ravel()
+    return within + np.where(classes > 0, CLASS_GAP ** classes.astype(np.float64) * key.max(initial=0.0), 0.0)
 
 
 def _area(view: View, prompt_tokens: F64) -> F64:

@@ -51,11 +51,13 @@ def age_bin(g: int) -> int:
 
 
 @njit
-def known_alive(expected: float, g: int, tau: float) -> float:
-    """Chance of survival where lengths are known; a row that outlives its length gets the scale-free tail."""
+def known_alive(expected: float, g: int, tau: float, before: float) -> tuple[float, float]:
+    """(chance of survival, steps survived by then) where lengths are known. Usage peaks at ends, which fall between
+    watched instants: a row still counts at the first instant after its end, with what it held at its end. A row that
+    outlives its length gets the scale-free tail."""
     if g < expected:
-        return 1.0 if g + tau < expected else 0.0
-    return (g + 1.0) / (g + tau + 1.0)
+        return (1.0, min(tau, expected - g)) if g + before < expected else (0.0, tau)
+    return (g + 1.0) / (g + tau + 1.0), tau
 
 
 @njit
@@ -77,10 +79,12 @@ def add(c: Records, row: int, sign: float) -> None:
     for k in range(TAU_POINTS):
         if k > 0 and g + tau[k] >= r.limit:
             break
-        p = known_alive(expected, g, tau[k]) if c.exact else chance[k]
+        p, grown = chance[k], tau[k]
+        if c.exact:
+            p, grown = known_alive(expected, g, tau[k], tau[max(0, k - 1)])
         if p < 1e-4:
             break
-        load = size + tau[k]
+        load = size + grown
         mean[k] += sign * p * load
         variance[k] += sign * p * (1.0 - p) * load * load
 
@@ -136,10 +140,12 @@ def fits_later(c: Records, row: int, left_at_least: float, caution: float = 1.0)
     for k in range(TAU_POINTS):
         if k > 0 and g + tau[k] >= r.limit:
             break
-        p = known_alive(expected, g, tau[k]) if c.exact else chance[k]
+        p, grown = chance[k], tau[k]
+        if c.exact:
+            p, grown = known_alive(expected, g, tau[k], tau[max(0, k - 1)])
         if p < 1e-4:
             break
-        load = size + tau[k]
+        load = size + grown
         total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
         spread = variance[LEFT, k] + variance[RIGHT, k] + p * (1.0 - p) * load * load
         deviations = NEAR_DEVIATIONS if tau[k] <= NEAR_STEPS else FAR_DEVIATIONS

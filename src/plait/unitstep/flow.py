@@ -21,7 +21,7 @@ OVERDUE_TOKENS = 8
 """Tokens that a request is expected to make beyond its lower end, as far as its place in the list is concerned."""
 
 STEP, HEAD, TAIL, ACTIVE, EVICTED, SPELLS = range(6)
-"""Places in ``Flow.count``."""
+"""Places in ``Flow.counts``."""
 
 
 class Flow(NamedTuple):
@@ -39,7 +39,7 @@ class Flow(NamedTuple):
     end: I64  # [n] believed completion step of a running row
     spell: I64  # [n] place of the row's current spell in ``spells``
     spells: I64  # [k, 4] row, start step, tokens it had then, end step: what anyone needs to check memory
-    count: I64  # [6]
+    counts: I64  # [6]
 
 
 class Rules(NamedTuple):
@@ -59,29 +59,29 @@ def new_flow(s: I64, o: I64, lower: I64, rank: F64, key: F64) -> Flow:
         *(s, o, lower.copy(), rank.copy(), key.copy()),
         *(zero, none, zero.copy(), zero.copy(), zero.copy(), zero.copy()),
         spells=np.zeros((4 * n + 16, 4), np.int64),
-        count=np.zeros(6, np.int64),
+        counts=np.zeros(6, np.int64),
     )
 
 
 @njit
 def enter(f: Flow, row: int) -> None:
     """A row joins the waiting ones at the place of its rank, behind its equals."""
-    low, high = f.count[HEAD], f.count[TAIL]
+    low, high = f.counts[HEAD], f.counts[TAIL]
     while low < high:
         middle = (low + high) // 2
         if f.rank[f.waiting[middle]] <= f.rank[row]:
             low = middle + 1
         else:
             high = middle
-    if f.count[HEAD] > 0 and (low - f.count[HEAD] < f.count[TAIL] - low or f.count[TAIL] == len(f.waiting)):
-        f.count[HEAD] -= 1
-        for i in range(f.count[HEAD], low - 1):
+    if f.counts[HEAD] > 0 and (low - f.counts[HEAD] < f.counts[TAIL] - low or f.counts[TAIL] == len(f.waiting)):
+        f.counts[HEAD] -= 1
+        for i in range(f.counts[HEAD], low - 1):
             f.waiting[i] = f.waiting[i + 1]
         f.waiting[low - 1] = row
     else:
-        for i in range(f.count[TAIL], low, -1):
+        for i in range(f.counts[TAIL], low, -1):
             f.waiting[i] = f.waiting[i - 1]
-        f.count[TAIL] += 1
+        f.counts[TAIL] += 1
         f.waiting[low] = row
 
 
@@ -89,12 +89,12 @@ def enter(f: Flow, row: int) -> None:
 def fits(f: Flow, row: int, kv_tokens: int) -> bool:
     """Whether believed usage stays within ``kv_tokens`` at every believed completion if the row starts now. From the
     last completion backwards: ``rows`` are those still running then, ``tokens`` what they hold now."""
-    t = f.count[STEP]
+    t = f.counts[STEP]
     size = f.s[row] + f.made[row]
     end = t + max(1, f.lower[row] - f.made[row])
     tokens = rows = 0
     placed = False
-    for k in range(f.count[ACTIVE] - 1, -1, -1):
+    for k in range(f.counts[ACTIVE] - 1, -1, -1):
         other = f.running[k]
         if not placed and f.end[other] <= end:
             tokens += size
@@ -112,28 +112,28 @@ def fits(f: Flow, row: int, kv_tokens: int) -> bool:
 @njit
 def start(f: Flow, row: int) -> None:
     """A waiting row (taken off the list by the caller) runs."""
-    t = f.count[STEP]
+    t = f.counts[STEP]
     f.end[row] = t + max(1, f.lower[row] - f.made[row])
-    k = f.count[ACTIVE]
+    k = f.counts[ACTIVE]
     while k > 0 and f.end[f.running[k - 1]] > f.end[row]:
         f.running[k] = f.running[k - 1]
         k -= 1
     f.running[k] = row
-    f.count[ACTIVE] += 1
-    f.spell[row] = f.count[SPELLS]
-    spell = f.spells[f.count[SPELLS]]
+    f.counts[ACTIVE] += 1
+    f.spell[row] = f.counts[SPELLS]
+    spell = f.spells[f.counts[SPELLS]]
     spell[0], spell[1], spell[2], spell[3] = row, t, f.made[row], -1
-    f.count[SPELLS] += 1
+    f.counts[SPELLS] += 1
 
 
 @njit
 def stop(f: Flow, k: int) -> int:
     """Take the k-th running row out; returns it."""
     row = f.running[k]
-    f.spells[f.spell[row], 3] = f.count[STEP]
-    for i in range(k, f.count[ACTIVE] - 1):
+    f.spells[f.spell[row], 3] = f.counts[STEP]
+    for i in range(k, f.counts[ACTIVE] - 1):
         f.running[i] = f.running[i + 1]
-    f.count[ACTIVE] -= 1
+    f.counts[ACTIVE] -= 1
     return int(row)
 
 
@@ -142,14 +142,14 @@ def area_left(f: Flow, row: int) -> float:
     """Expected memory area up to the row's end, and never less than it entered the list with: what has outlived its
     lower end falls behind as it grows, what is near its end does not jump ahead of those that were served first."""
     left = max(0, f.lower[row] - f.made[row]) + OVERDUE_TOKENS
-    return max(f.rank[row], (f.s[row] + f.made[row]) * left + left * (left + 1) / 2)
+    return float(max(f.rank[row], (f.s[row] + f.made[row]) * left + left * (left + 1) / 2))
 
 
 @njit
 def evict(f: Flow, rules: Rules) -> None:
     """One running row goes back to wait."""
     chosen = 0
-    for k in range(1, f.count[ACTIVE]):
+    for k in range(1, f.counts[ACTIVE]):
         row, best = f.running[k], f.running[chosen]
         if rules.victim == LARGEST_AREA:
             better = area_left(f, row) > area_left(f, best)
@@ -162,27 +162,27 @@ def evict(f: Flow, rules: Rules) -> None:
         f.rank[row] = f.key[row] = area_left(f, row)
     if not rules.keep_progress:
         f.made[row] = 0
-    f.count[EVICTED] += 1
+    f.counts[EVICTED] += 1
     enter(f, row)
 
 
 @njit
 def admit(f: Flow, rules: Rules, kv_tokens: int) -> None:
     """Pass the waiting list once: what fits starts; behind the first misfit up to ``window`` - 1 more are passed over
-    and only rows with key <= kappa x its key may start."""
-    i = f.count[HEAD]
+    and only rows of rank <= its rank + (kappa - 1) x its key may start: kappa times its key where both are the same."""
+    i = f.counts[HEAD]
     misfits = 0
     limit = np.inf
-    while i < f.count[TAIL] and misfits < rules.window:
+    while i < f.counts[TAIL] and misfits < rules.window:
         row = f.waiting[i]
-        if f.key[row] <= limit and fits(f, row, kv_tokens):
-            for j in range(i, f.count[HEAD], -1):
+        if f.rank[row] <= limit and fits(f, row, kv_tokens):
+            for j in range(i, f.counts[HEAD], -1):
                 f.waiting[j] = f.waiting[j - 1]
-            f.count[HEAD] += 1
+            f.counts[HEAD] += 1
             start(f, row)
         else:
             if misfits == 0:
-                limit = rules.kappa * f.key[row]
+                limit = f.rank[row] + (rules.kappa - 1.0) * f.key[row]
             misfits += 1
         i += 1
 
@@ -190,15 +190,15 @@ def admit(f: Flow, rules: Rules, kv_tokens: int) -> None:
 @njit
 def advance(f: Flow, rules: Rules, kv_tokens: int, until: int) -> bool:
     """Steps up to ``until``, or until nothing waits or runs. False if ``spells`` is full: give more room."""
-    while f.count[STEP] < until and f.count[ACTIVE] + f.count[TAIL] - f.count[HEAD] > 0:
-        if f.count[SPELLS] + f.count[TAIL] - f.count[HEAD] > len(f.spells):
+    while f.counts[STEP] < until and f.counts[ACTIVE] + f.counts[TAIL] - f.counts[HEAD] > 0:
+        if f.counts[SPELLS] + f.counts[TAIL] - f.counts[HEAD] > len(f.spells):
             return False
         _evict_until_it_fits(f, rules, kv_tokens)
         admit(f, rules, kv_tokens)
-        f.count[STEP] += 1
+        f.counts[STEP] += 1
         _make_tokens(f)
-    if f.count[STEP] < until and until < np.iinfo(np.int64).max:
-        f.count[STEP] = until
+    if f.counts[STEP] < until and until < np.iinfo(np.int64).max:
+        f.counts[STEP] = until
     return True
 
 
@@ -207,7 +207,7 @@ def _evict_until_it_fits(f: Flow, rules: Rules, kv_tokens: int) -> None:
     """What runs fits with one more token each."""
     while True:
         used = 0
-        for k in range(f.count[ACTIVE]):
+        for k in range(f.counts[ACTIVE]):
             used += f.s[f.running[k]] + f.made[f.running[k]] + 1
         if used <= kv_tokens:
             return
@@ -218,8 +218,8 @@ def _evict_until_it_fits(f: Flow, rules: Rules, kv_tokens: int) -> None:
 def _make_tokens(f: Flow) -> None:
     """A token for every running row. What outlives its belief is believed to end with the next token: the list stays
     in order, since nothing else can end earlier."""
-    t = f.count[STEP]
-    for k in range(f.count[ACTIVE] - 1, -1, -1):
+    t = f.counts[STEP]
+    for k in range(f.counts[ACTIVE] - 1, -1, -1):
         row = f.running[k]
         f.made[row] += 1
         if f.made[row] == f.o[row]:
@@ -239,4 +239,4 @@ def run(f: Flow, rules: Rules, kv_tokens: int, until: int = np.iinfo(np.int64).m
 
 def spells_of(f: Flow) -> npt.NDArray[np.int64]:
     """Every stretch in which a row ran, int64 [k, 4]: row, start step, tokens it had then, end step."""
-    return f.spells[: f.count[SPELLS]]
+    return f.spells[: f.counts[SPELLS]]

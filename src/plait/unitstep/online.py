@@ -15,7 +15,7 @@ from plait.unitstep.sortedf import SWAP_ROWS, swap_order
 WINDOW, KAPPA = 64, 1.5
 AGEING = 1 / 400
 """Share of the KV budget that a step of waiting takes off a request's area. A request of area A is overtaken only by
-those that arrive within A / (AGEING x budget) steps after it."""
+those that arrive within KAPPA x A / (AGEING x budget) steps after it."""
 
 
 def ranks(policy: str, s: I64, o: I64, arrival: I64, kv_tokens: int) -> F64:
@@ -64,7 +64,7 @@ def _receding_horizon(s: I64, o: I64, arrival: I64, kv_tokens: int) -> Flow:
     zero = np.zeros(len(s))
 
     def replan(flow: Flow) -> None:
-        place = slice(int(flow.count[HEAD]), int(flow.count[TAIL]))
+        place = slice(int(flow.counts[HEAD]), int(flow.counts[TAIL]))
         rows = np.sort(flow.waiting[place])
         if len(rows) <= SWAP_ROWS:
             order = swap_order(s[rows], o[rows], kv_tokens)
