@@ -1,4 +1,4 @@
-"""Requests a second of the simulator on T1: ``python benchmarks/simulator_speed.py`` (best of three, after compilation).
+"""Requests a second of the simulator on T1 (best of three, after compilation): ``benchmarks/simulator_speed.py``.
 
 The compiled loop alone, and with planning and length estimates. Writes out/simulator_speed.json.
 """
