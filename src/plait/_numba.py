@@ -1,15 +1,59 @@
-"""Numba's ``njit`` with the settings used everywhere here, typed so that strict type checking sees through it."""
+"""Numba's ``njit`` with the settings used everywhere here, typed so that strict type checking sees through it.
+
+Numba's own cache notices when a function's file changes, but not when a function that it calls does, and then goes on
+running the old machine code. So the cache lies in a folder of the user's cache that is named after the state of all
+compiled sources: a change anywhere compiles anew.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numba.core.config
 
+_config: Any = numba.core.config
 F = TypeVar("F", bound=Callable[..., Any])
+
+KEPT_STATES = 8
+"""Folders of earlier states of the sources that are kept, newest first: other checkouts may use them."""
+
+
+def _cache_folder() -> str:
+    """Where compiled code of this state of the sources belongs; makes room by removing the oldest other states. Empty
+    (Numba's own choice) where the user's cache cannot be written."""
+    root = Path(os.environ.get("PLAIT_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "plait")
+    package = Path(__file__).parent
+    state = hashlib.blake2b(str(package).encode(), digest_size=8)
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_bytes()
+        if b"njit" in text:
+            state.update(text)
+    folder = root.expanduser() / "numba" / state.hexdigest()
+    if not folder.exists() and folder.parent.exists():
+        others = sorted(folder.parent.iterdir(), key=lambda other: -other.stat().st_mtime)
+        for old in others[KEPT_STATES:]:
+            shutil.rmtree(old, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return ""
+    return str(folder) if os.access(folder, os.W_OK) else ""
+
+
+_CACHE_FOLDER = _config.CACHE_DIR or _cache_folder()
 
 
 def njit(function: F) -> F:
     """Compile in nopython mode on first call and keep the machine code on disk (``cache=True``)."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    given = _config.CACHE_DIR
+    _config.CACHE_DIR = _CACHE_FOLDER  # read while decorating; other users of Numba keep their own
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True)(function))
+    finally:
+        _config.CACHE_DIR = given
