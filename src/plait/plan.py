@@ -83,7 +83,7 @@ def scheduler(
 def outlook(
     table: RequestTable, tree: PrefixTree, lengths: Lengths, machine: Machine, policies: Sequence[str], seed: int = 0
 ) -> Outlook:
-    """Forecast a job under each policy as if every answer had its expected length. The first policy is the chosen one."""
+    """Forecast a job under each policy as if every answer had its expected length. The first is the chosen one."""
     output = np.maximum(1, np.rint(lengths.expected)).astype(np.int64)
     expected = Lengths.known(table, output)
     forecasts = []
