@@ -1,0 +1,77 @@
+"""``plait plan`` as a user meets it; it needs the built-in model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import batch_line, write_batch
+from tests.cli.command import plait
+
+pytestmark = pytest.mark.engine
+
+STORY = "Once upon a time there was a wizard who counted all the sheep of the valley every evening. " * 12
+LINES = [batch_line(f"id-{i}", f"{STORY if i % 2 else 'Short.'} Question {i}?", max_tokens=8 + i) for i in range(8)]
+
+
+def plan(path: Path, *arguments: object) -> dict[str, Any]:
+    """The plan as JSON."""
+    result = plait("plan", path, "--kv-tokens", "2048", "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_plan_says_what_the_job_is_and_how_long_each_order_takes(tmp_path: Path) -> None:
+    found = plan(write_batch(tmp_path, LINES))
+    assert (found["requests"], found["cannot_run"], found["problems"]) == (8, 0, [])
+    assert 0 < found["unique_prompt_tokens"] < found["prompt_tokens"] and 0.3 < found["sharing"] < 0.8
+    assert [row["policy"] for row in found["policies"]] == ["blend", "fcfs", "dfs"]
+    assert all(row["makespan_s"] >= found["optimum_s"] > 0 for row in found["policies"])
+    assert found["bound_by"] in ("compute", "memory")
+
+
+def test_the_text_form_holds_the_same_for_people(tmp_path: Path) -> None:
+    result = plait("plan", write_batch(tmp_path, LINES), "--kv-tokens", "2048", "--goal", "latency")
+    assert result.exit_code == 0
+    for part in ("8 requests", "prefix sharing", "bound by", "latency", "fcfs", "dfs", "optimum"):
+        assert part in result.stdout
+
+
+def test_rows_that_cannot_run_are_listed_with_their_numbers_and_the_others_planned(tmp_path: Path) -> None:
+    path = write_batch(
+        tmp_path, [*LINES, "{", batch_line("long", STORY * 20), batch_line("sum", STORY, max_tokens=9000)]
+    )
+    found = plan(path)
+    assert (found["requests"], found["cannot_run"]) == (8, 3)
+    codes = {problem["custom_id"]: problem["code"] for problem in found["problems"]}
+    assert codes == {None: "invalid_json_line", "long": "kv_capacity_exceeded", "sum": "context_length_exceeded"}
+    assert [problem["line"] for problem in found["problems"]] == [9, 10, 11]
+    assert all("tokens" in problem["message"] for problem in found["problems"][1:])
+    clamped = plan(path, "--on-overflow", "clamp")
+    assert (clamped["requests"], clamped["cannot_run"], clamped["clamped"]) == (9, 2, 1)
+
+
+def test_the_reordered_file_holds_each_runnable_line_once_and_unchanged(tmp_path: Path) -> None:
+    path = write_batch(tmp_path, [*LINES, "{", batch_line("long", STORY * 20)])
+    plan(path, "-o", tmp_path / "reordered.jsonl")
+    written = (tmp_path / "reordered.jsonl").read_text().splitlines()
+    assert sorted(written) == sorted(LINES)
+    again = plan(tmp_path / "reordered.jsonl")
+    assert again["requests"] == 8 and again["cannot_run"] == 0
+
+
+@pytest.mark.parametrize("output", ["requests.jsonl", "missing/out.jsonl", "."])
+def test_an_output_that_cannot_be_written_is_refused(output: str, tmp_path: Path) -> None:
+    path = write_batch(tmp_path, LINES)
+    result = plait("plan", path, "--kv-tokens", "2048", "-o", tmp_path / output)
+    assert result.exit_code == 2 and path.read_text().splitlines() == LINES
+
+
+def test_a_file_without_a_request_that_can_run_says_why(tmp_path: Path) -> None:
+    result = plait("plan", write_batch(tmp_path, ["{", batch_line("long", STORY * 20)]), "--kv-tokens", "2048")
+    assert result.exit_code == 2 and "none of the 2 requests can run" in result.output
+    assert "requests.jsonl:1: invalid_json_line" in result.output and "'long'" in result.output
