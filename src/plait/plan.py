@@ -115,4 +115,3 @@ def _forecast(policy: str, table: RequestTable, output: I64, result: Result) -> 
         prefill_tokens=result.prefill_tokens,
         order=np.argsort(result.admit_s, kind="stable").astype(np.int64),
     )
-
