@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from plait.events import Event, Failed, Finished, Preempted, Progress, Started, Step
+from plait.report.rates import TwoRates
+from plait.report.steps_left import StepsLeft
 from plait.table import F64, I64
 
 TRUNCATED = "length"
@@ -24,7 +26,6 @@ SECONDS_PER_FIT = 0.5
 """Shortest piece of a run that counts as one observation of the cost of tokens."""
 OUTPUT_COST = 4.0
 """Seconds of an output token over those of a prompt token, as long as a run does not show it."""
-PRIOR_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +191,18 @@ class Beat:
 class LiveStats:
     """Rates, the oldest request and the time left of a run.
 
-    The time left is (prompt tokens to compute x seconds per one) + (output tokens to come x seconds per one), both
-    rates fitted to the run so far (least squares over its pieces, prompt and output apart), corrected by how the fit
-    compares with the time that has really passed.
+    Where the engine shows its steps, the time left is ``StepsLeft``'s. Elsewhere it is (prompt tokens to compute x
+    seconds per one) + (output tokens to come x seconds per one), both rates fitted to the run so far (least squares
+    over its pieces, prompt and output apart), corrected by how the fit compares with the time that has really passed.
     """
 
     def __init__(
-        self, prompt_tokens: I64, estimates: Estimates, new_prompt_tokens: I64 | None = None, start_s: float = 0.0
+        self,
+        prompt_tokens: I64,
+        estimates: Estimates,
+        new_prompt_tokens: I64 | None = None,
+        start_s: float = 0.0,
+        steps_left: StepsLeft | None = None,
     ) -> None:
         """``prompt_tokens``: int64 [n]. ``new_prompt_tokens``: those a depth-first order has to compute, int64 [n];
         without it, the share computed so far is taken for the rest too. ``start_s``: the engine's clock at first."""
@@ -211,8 +217,9 @@ class LiveStats:
         self._prompt_seen = self._cached = 0
         self._computed = self._generated = 0.0
         self._kv_tokens = 0
-        self._fit = _TwoRates()
+        self._fit = TwoRates(OUTPUT_COST)
         self._rates = [0.0, 0.0]
+        self._steps_left, self._start_s = steps_left, start_s
         self._since_s, self._since = start_s, (0.0, 0.0)
 
     def sent(self, row: int, now_s: float) -> None:
@@ -221,6 +228,8 @@ class LiveStats:
 
     def event(self, event: Event) -> None:
         """Take one event in."""
+        if self._steps_left is not None:
+            self._steps_left.event(event)
         match event:
             case Started():
                 self._start(event.row, event.t_s, event.cached_tokens)
@@ -295,49 +304,10 @@ class LiveStats:
         else:
             share = self._computed / self._prompt_seen if self._prompt_seen else 1.0
             prompt = float(self._prompt[unfilled].sum()) * min(share, 1.0)
+        if self._steps_left is not None and self._steps_left.ready:
+            running = np.fromiter(self._started_s, np.int64, len(self._started_s))
+            rest[running] = False
+            waiting, passed_s = np.flatnonzero(rest), now_s - self._start_s
+            return self._steps_left.seconds(running, waiting, prompt, passed_s)
         output = float(np.maximum(self._estimates.expected[rest] - self._output[rest], 1.0).sum())
         return self._fit.seconds(prompt, output)
-
-
-class _TwoRates:
-    """Seconds per computed prompt token and per generated token: non-negative least squares over pieces of time."""
-
-    def __init__(self) -> None:
-        self._pp = self._po = self._oo = self._pt = self._ot = 0.0
-        self._prompt = self._output = self._time_s = 0.0
-
-    def add(self, prompt: float, output: float, took_s: float) -> None:
-        """One piece: tokens and seconds."""
-        self._pp += prompt * prompt
-        self._po += prompt * output
-        self._oo += output * output
-        self._pt += prompt * took_s
-        self._ot += output * took_s
-        self._prompt += prompt
-        self._output += output
-        self._time_s += took_s
-
-    def seconds(self, prompt: float, output: float) -> float:
-        """Time for so many tokens, scaled so that the pieces so far take the time they took; nan before any."""
-        a, b = self._rates()
-        fitted_s = a * self._prompt + b * self._output
-        if fitted_s <= 0:
-            return math.nan
-        return (a * prompt + b * output) * self._time_s / fitted_s
-
-    def _rates(self) -> tuple[float, float]:
-        """The weak prior (output = OUTPUT_COST x prompt) decides where all pieces have the same mix."""
-        if not self._pp or not self._oo:  # one kind of token so far: its rate gives the other's
-            a = self._pt / self._pp if self._pp else self._ot / self._oo / OUTPUT_COST if self._oo else 0.0
-            return a, OUTPUT_COST * a
-        weight = PRIOR_WEIGHT * min(self._oo, self._pp / OUTPUT_COST**2)
-        pp, oo = self._pp + weight * OUTPUT_COST**2, self._oo + weight
-        po = self._po - weight * OUTPUT_COST
-        det = pp * oo - po * po
-        a = (self._pt * oo - self._ot * po) / det
-        b = (self._ot * pp - self._pt * po) / det
-        if a < 0:
-            return 0.0, self._ot / self._oo
-        if b < 0:
-            return self._pt / self._pp, 0.0
-        return a, b

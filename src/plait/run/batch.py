@@ -15,12 +15,13 @@ from plait.data.job import LISTED_PROBLEMS, BatchRequest, Job, open_job
 from plait.data.limits import model_faults
 from plait.data.problems import Fault
 from plait.errors import InputError
-from plait.events import Engine, EngineRequest, Event, Failed, Finished, Step
+from plait.events import Capacity, Engine, EngineRequest, Event, Failed, Finished, Step
 from plait.lengths import Lengths
 from plait.model.calibrate import Calibration, Calibrator
 from plait.plan import Machine, Outlook, outlook, scheduler
 from plait.policy.base import order_function
 from plait.report.metrics import TRUNCATED, LiveStats, Numbers, Summary
+from plait.report.steps_left import StepsLeft
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
 from plait.run.prepare import Overflow, Prepared, Tokenizer, asked_tokens, prepare, with_cap
 from plait.scheduler import Scheduler
@@ -160,7 +161,7 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
     engine = place.engine()
     try:
         start_s = engine.now_s()
-        stats = LiveStats(prepared.table.prompt_tokens, lengths, _new_tokens(prepared), start_s)
+        stats = _live_stats(prepared, engine.capacity, batch.seed, start_s)
         ready = Ready(job, run, prepared, chosen, stats, forecast, engine.capacity.kv_tokens)
         watcher = _Watcher(watch(ready), ready, start_s, Calibrator(place.machine.step_time))
         request = _request_maker(prepared, batch.default_max_tokens, lambda i: stats.sent(i, engine.now_s()))
@@ -192,6 +193,14 @@ def _unserved(job: Job, rows: I64, served: frozenset[str]) -> dict[int, Fault]:
     wanted = np.zeros(job.n, np.bool_)
     wanted[rows] = True
     return {row: fault for row, fault in model_faults(job, served) if wanted[row]} if served else {}
+
+
+def _live_stats(prepared: Prepared, capacity: Capacity, seed: int, start_s: float) -> LiveStats:
+    """With length estimates of its own: those of the scheduler stand still under policies that ignore lengths."""
+    table = prepared.table
+    seen = Lengths.unknown(table, prepared.tree, seed)
+    steps_left = StepsLeft(seen, table.prompt_tokens, table.max_tokens, capacity)
+    return LiveStats(table.prompt_tokens, seen, _new_tokens(prepared), start_s, steps_left)
 
 
 def _new_tokens(prepared: Prepared) -> I64:
