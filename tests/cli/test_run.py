@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -331,3 +333,22 @@ def test_a_default_cap_is_sent_with_requests_that_set_none_and_with_no_other(tmp
         names = ("max_tokens", "max_completion_tokens")
         sent = {call.prompt: tuple(map(call.body.get, names)) for call in server.calls}
     assert sent == {"a": (3, None), "b": (5, None), "c": (None, 7)}
+
+
+def test_a_full_disk_ends_the_run_saying_so_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    lines = [batch_line(f"id-{i}", f"question {i} " + "x" * 400) for i in range(200)]
+    path = write_batch(tmp_path, lines)
+    with serving() as server:
+        options = [str(path), "-o", str(tmp_path / "out.jsonl"), "--endpoint", server.url, "--quiet"]
+        limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); "
+        code = limited + "from plait.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "run", *options], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+        assert "cannot write" in done.stderr and "run the same command again" in done.stderr.replace("\n", " ")
+        kept = (tmp_path / "out.live.jsonl").read_bytes().count(b"\n") - 1
+        assert 10 < kept < 200
+        sent = len(server.calls)
+        assert plait("run", *options).exit_code == 0 and len(server.calls) == sent + 200 - kept
+    assert len(answers(tmp_path)) == 200
