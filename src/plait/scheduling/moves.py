@@ -126,8 +126,6 @@ def advance(c: Records) -> None:
     grow = c.block * phase_of(c)[c.step % c.block]
     evict(c, grow)
     c.kv_private += grow
-    c.memory_left_s -= c.kv_read_s * c.decode_context
-    c.compute_left_s -= c.gemm_s * c.decoding
     c.decode_context += c.decoding
     c.step += 1
 
@@ -136,7 +134,6 @@ def advance(c: Records) -> None:
 def prefilled(c: Records, tokens: int, context_tokens: int) -> None:
     """A step has prefilled that many tokens, which attended to that much context together."""
     c.backlog = max(0, c.backlog - tokens)
-    c.compute_left_s -= c.gemm_s * tokens + c.prefill_attn_s * context_tokens
     if tokens > 0:
         average = context_tokens / tokens
         c.context_per_prefill_token += (average - c.context_per_prefill_token) * min(1.0, tokens / AVERAGED_TOKENS)

@@ -15,7 +15,7 @@ from plait.policy.blend import SHARING_KEPT, root_child, work
 from plait.policy.units import split_units
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
 from plait.scheduling.outlook import BEYOND_SEEN, chances, moments
-from plait.scheduling.profile import reads_ahead, refresh
+from plait.scheduling.profile import refresh
 from plait.scheduling.state import DECODE, WAITING, longest_output, new_state
 from plait.scheduling.unit_means import UnitMeans
 from plait.table import F64, I64
@@ -92,8 +92,6 @@ class Planner:
             self.replan()
         elif self.state.c["step"] >= self._next_refresh:
             self.refresh_lengths()
-            if self.state.c["policy"] == BLEND:
-                self._look_ahead()
 
     def _replan_after(self) -> int:
         """Answers to wait for. Orders that ignore lengths stand."""
@@ -160,37 +158,17 @@ class Planner:
             compute, memory, _ = work(view)
             scalars["root_density"] = compute.sum() / max(float(memory.sum()), 1e-300)
         if order.kernel == "blend":
-            waits = self.state.rows["status"] == WAITING
-            compute, memory, prefill = work(view)
+            waits = status == WAITING
+            _, memory, prefill = work(view)
             left = order.rows[waits[order.rows]] if waits[order.rows].any() else order.rows
-            scalars["compute_left_s"] = compute[waits].sum() + scalars["gemm_s"] * scalars["backlog"]
-            self._look_ahead()
             area = memory[left].sum() / max(float(scalars["kv_read_s"]), 1e-15)
             scalars["left_area"] = area / max(1.0, prefill[left].sum())
-
-    def _look_ahead(self) -> None:
-        """KV reading that is left to do: waiting rows by the moments of their classes, running ones by the profile."""
-        c, rows = self.state.c, self.state.rows
-        waits = np.flatnonzero(rows["status"] == WAITING)
-        prompt = rows["prompt"][waits].astype(np.float64)
-        if self._lengths.exact:
-            output = self.state.expected[waits]
-            tokens = float((prompt * output + output**2 / 2).sum())
-        else:
-            mean, square = self._moments()
-            classes = self._lengths.classes[waits]
-            prompts = np.bincount(classes, prompt, minlength=len(mean))
-            tokens = float((prompts * mean + np.bincount(classes, minlength=len(mean)) * square / 2).sum())
-        c["memory_left_s"] = c["kv_read_s"] * (tokens + reads_ahead(c))
-
-    def _moments(self) -> tuple[F64, F64]:
-        return moments(self._lengths.survival, self._lengths.grid_tokens, BEYOND_SEEN * self._longest)
 
     def _squares(self) -> F64 | None:
         """Expected square of each row's output, float64 [n]: the class's ratio of E[d^2] to E[d]^2 times the row's."""
         if self._lengths.exact:
             return None
-        mean, square = self._moments()
+        mean, square = moments(self._lengths.survival, self._lengths.grid_tokens, BEYOND_SEEN * self._longest)
         ratio = np.maximum(1.0, square / mean**2)[self._lengths.classes]
         return np.minimum(ratio * self.state.expected, self._view.table.max_tokens) * self.state.expected
 

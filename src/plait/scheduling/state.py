@@ -115,8 +115,6 @@ _FACTS = [
     "kv_read_s",
     "overhead_s",
     "context_per_prefill_token",  # moving average of Step.prefill_context_tokens / prefill_tokens
-    "compute_left_s",  # compute that the job still needs, as planned, minus what was done since
-    "memory_left_s",  # KV reading that the job still needs, likewise
     "root_density",  # compute density of the whole job
     "left_area",  # KV tokens x steps that the waiting left rows hold for each token they prefill
 ]
