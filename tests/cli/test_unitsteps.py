@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,12 @@ def test_requests_that_arrive_over_time_start_after_their_arrival(tmp_path: Path
         starts = [int(line.split(",")[1]) for line in out.read_text().split()[1:]]
         assert starts[1] >= 1 and starts[2] >= 2
         assert row["mean"] == pytest.approx((sum(starts) + 15 - 3) / 3)
+
+
+def test_a_process_prints_json_and_nothing_else_on_standard_output(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("prompt_tokens,output_tokens\n5,3\n6,9\n2,2\n9,4\n")
+    options = ["--time", "steps", "--kv-tokens", "20", "--policy", "sorted-lp", "--policy", "latency", "--json"]
+    command = [sys.executable, "-m", "plait", "simulate", str(trace), *options]
+    out = subprocess.run(command, capture_output=True, check=True).stdout  # solvers in C write past Python's own stream
+    assert [row["policy"] for row in json.loads(out)["policies"]] == ["sorted-lp", "latency"]

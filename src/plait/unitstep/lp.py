@@ -140,7 +140,9 @@ def solve(coarse: Coarse, kv_tokens: int) -> Solution:
     lp.row_upper_ = np.concatenate([coarse.members, np.full(cells, float(kv_tokens))])
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = column_start, index, value
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    # Highs() prints a banner before it can be told not to, and would spoil --json; the class below it does not.
+    highs = highspy.Highs.__new__(highspy.Highs)
+    super(highspy.Highs, highs).__init__()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("solver", "ipm")
