@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unitstep.test_kernel import Backlog, backlogs
 
+from plait._numba import njit
 from plait.table import I64
 from plait.unitstep.bounds import best_bound, mean_busy_time
 from plait.unitstep.kernel import total_completion
@@ -15,35 +16,55 @@ from plait.unitstep.orders import starts_of
 
 
 def least_total(s: I64, o: I64, budget: int) -> int:
-    """Optimal TEL by branch and bound over starts: rows by output, every start up to the best total still possible."""
-    rows = np.argsort(o, kind="stable")
+    """Optimal TEL by branch and bound over starts."""
+    rows = np.lexsort((s, o))
     best = total_completion(starts_of("latency", s, o, budget), o)
-    held = np.zeros(best + int(np.max(o)) + 2, np.int64)
-    outputs_from = np.append(np.cumsum(o[rows][::-1])[::-1], 0)
+    held = np.zeros(2 * (best + int(np.max(o)) + 2), np.int64)
+    return int(_search(s[rows], o[rows], budget, best, held))
 
-    def place(k: int, total: int) -> None:
-        nonlocal best
-        if k == len(rows):
-            best = min(best, total)
-            return
-        row = rows[k]
-        growth = s[row] + np.arange(1, o[row] + 1)
-        earliest = earliest_twin(k)
-        for start in range(earliest, best - total - int(outputs_from[k])):
-            span = slice(start + 1, start + 1 + int(o[row]))
-            if np.all(held[span] + growth <= budget):
-                held[span] += growth
-                starts[row] = start
-                place(k + 1, total + start + int(o[row]))
-                held[span] -= growth
 
-    def earliest_twin(k: int) -> int:
-        """Equal requests start in order."""
-        twin = k > 0 and s[rows[k]] == s[rows[k - 1]] and o[rows[k]] == o[rows[k - 1]]
-        return int(starts[rows[k - 1]]) if twin else 0
+@njit
+def _first_fit(s: int, o: int, budget: int, held: I64, start: int, last: int) -> int:
+    """First start from ``start`` on at which the request fits beside ``held``; beyond ``last`` if there is none."""
+    while start <= last:
+        j = 1
+        while j <= o and held[start + j] + s + j <= budget:
+            j += 1
+        if j > o:
+            return start
+        start += 1
+    return start
 
-    starts = np.zeros(len(s), np.int64)
-    place(0, 0)
+
+@njit
+def _search(s: I64, o: I64, budget: int, best: int, held: I64) -> int:
+    """Every start of every request in turn, left out only where the rest cannot end in time: placing more never
+    makes room, so what does not fit at an early step yet will not fit there later. Equal ones start in order."""
+    n = len(s)
+    start, total, k = np.full(n, -1), np.zeros(n + 1, np.int64), 0
+    placed = np.zeros(n, np.bool_)
+    while k >= 0:
+        if placed[k]:
+            held[start[k] + 1 : start[k] + 1 + o[k]] -= s[k] + np.arange(1, o[k] + 1)
+            placed[k] = False
+        start[k] = _first_fit(s[k], o[k], budget, held, start[k] + 1, best)
+        total[k + 1] = total[k] + start[k] + o[k]
+        if total[k + 1] + o[k + 1 :].sum() >= best:
+            k -= 1
+            continue
+        held[start[k] + 1 : start[k] + 1 + o[k]] += s[k] + np.arange(1, o[k] + 1)
+        placed[k] = True
+        least = total[k + 1]
+        for i in range(k + 1, n):
+            least += _first_fit(s[i], o[i], budget, held, 0, best) + o[i]
+        if least >= best:
+            continue
+        if k == n - 1:
+            best = total[n]
+            continue
+        k += 1
+        twin = s[k] == s[k - 1] and o[k] == o[k - 1]
+        start[k] = start[k - 1] - 1 if twin else -1
     return best
 
 
