@@ -255,3 +255,30 @@ def test_levels_name_prefix_cuts_and_length_cuts() -> None:
     by_prefix = np.flatnonzero(classes.level[1:] < PREFIX_LEVELS) + 1
     assert len(by_prefix) >= 3
     assert np.all(classes.level[classes.of_row] >= 0)
+
+
+# ---------------------------------------------------------------- min_tokens
+
+
+def test_a_request_that_must_use_its_whole_cap_is_known_and_teaches_nothing() -> None:
+    most = np.full(40, 70)
+    table = RequestTable.of(np.full(40, 20), most, min_tokens=np.where(np.arange(40) < 20, 70, 0))
+    lengths = Lengths.unknown(table, PrefixTree.without_sharing(40))
+    before = lengths.survival.copy()
+    assert np.all(lengths.expected[:20] == 70) and np.all(lengths.expected[20:] < 70)
+    assert lengths.expected_remaining(0, 30) == 40
+    lengths.observe_rows(np.arange(10), np.full(10, 70))
+    lengths.observe_rows(np.arange(10, 20), np.full(10, 35), finished=False)
+    lengths.refresh()
+    assert np.array_equal(lengths.survival, before)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 300))
+def test_expected_length_lies_between_min_and_max_tokens(a: int, b: int, generated: int) -> None:
+    least, most = min(a, b), max(a, b)
+    table = RequestTable.of([9, 9], [most, most], min_tokens=[least, 0])
+    lengths = Lengths.unknown(table, PrefixTree.without_sharing(2))
+    assert least - 1e-9 <= lengths.expected[0] <= most + 1e-9 and lengths.expected[0] >= lengths.expected[1] - 1e-9
+    if generated < most:
+        left = lengths.expected_remaining(0, generated)
+        assert 1.0 <= left <= most - generated + 1e-9 and left >= least - generated - 1e-9

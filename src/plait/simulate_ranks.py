@@ -42,6 +42,7 @@ class Part:
             table.arrival_s[rows],
             table.priority[rows],
             table.deadline_s[rows],
+            min_tokens=table.min_tokens[rows],
         )
         self.tree = tree_of_rows(job.tree, rows)
         self.output_tokens = job.output_tokens[rows]

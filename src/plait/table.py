@@ -27,6 +27,7 @@ class RequestTable:
     arrival_s: F64  # [n] 0 for a backlog
     priority: I64  # [n] higher first among otherwise free choices; 0 by default
     deadline_s: F64  # [n] seconds after the start; inf where there is none
+    min_tokens: I64  # [n] tokens that will be generated at least, <= max_tokens; 0 where nothing says so
     tokens: I32 | None = None  # [offsets[-1]] token ids of all prompts, flat
     offsets: I64 | None = None  # [n + 1] prompt i is tokens[offsets[i]:offsets[i + 1]]
 
@@ -44,6 +45,7 @@ class RequestTable:
         deadline_s: npt.ArrayLike | None = None,
         tokens: I32 | None = None,
         offsets: I64 | None = None,
+        min_tokens: npt.ArrayLike | None = None,
     ) -> RequestTable:
         """Build a table with defaults for absent columns. Raises InputError naming the first bad row (0-based)."""
         prompt = _whole(prompt_tokens, "prompt_tokens")
@@ -54,6 +56,7 @@ class RequestTable:
             arrival_s=np.zeros(n) if arrival_s is None else np.asarray(arrival_s, np.float64),
             priority=np.zeros(n, np.int64) if priority is None else np.asarray(priority, np.int64),
             deadline_s=np.full(n, np.inf) if deadline_s is None else np.asarray(deadline_s, np.float64),
+            min_tokens=np.zeros(n, np.int64) if min_tokens is None else _whole(min_tokens, "min_tokens"),
             tokens=tokens,
             offsets=offsets,
         )
@@ -62,13 +65,19 @@ class RequestTable:
 
     def check(self) -> None:
         """Raise InputError for the first row that is not usable."""
-        for name in ("max_tokens", "arrival_s", "priority", "deadline_s"):
+        for name in ("max_tokens", "arrival_s", "priority", "deadline_s", "min_tokens"):
             if len(getattr(self, name)) != self.n:
                 raise InputError(f"column {name} has {len(getattr(self, name))} rows, prompt_tokens has {self.n}")
         for name in ("prompt_tokens", "max_tokens"):
             bad = np.flatnonzero(getattr(self, name) < 1)
             if len(bad):
                 raise InputError(f"row {bad[0]}: {name} is {getattr(self, name)[bad[0]]}; an integer >= 1 is needed")
+        bad = np.flatnonzero((self.min_tokens < 0) | (self.min_tokens > self.max_tokens))
+        if len(bad):
+            raise InputError(
+                f"row {bad[0]}: min_tokens is {self.min_tokens[bad[0]]}; 0 to max_tokens ({self.max_tokens[bad[0]]}) "
+                "is needed"
+            )
         bad = np.flatnonzero(~(self.arrival_s >= 0) | np.isinf(self.arrival_s))
         if len(bad):
             raise InputError(f"row {bad[0]}: arrival_s is {self.arrival_s[bad[0]]}; a number >= 0 is needed")

@@ -58,6 +58,24 @@ def test_clamping_lowers_the_cap_to_the_room_and_notes_it(tmp_path: Path) -> Non
     assert ready.notes() == {0: {"max_tokens_clamped_from": 51}} and set(ready.faults) == {1}
 
 
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [
+        ({"ignore_eos": True}, 16),
+        ({"ignore_eos": True, "n": 2}, 32),
+        ({"ignore_eos": True, "stop": ["."]}, 0),
+        ({"ignore_eos": False, "min_tokens": 4}, 4),
+        ({"min_tokens": 99}, 16),
+        ({}, 0),
+    ],
+)
+def test_an_answer_that_nothing_ends_is_known_to_be_as_long_as_its_cap(
+    tmp_path: Path, settings: dict[str, Any], least: int
+) -> None:
+    table = prepared(tmp_path, batch_line("a", "x", max_tokens=16, **settings)).table
+    assert table.min_tokens.tolist() == [least]
+
+
 def test_rows_that_are_refused_beforehand_are_not_tokenised(tmp_path: Path) -> None:
     ready = prepared(tmp_path, batch_line("a", "x"), batch_line("b", "y"), refused={0: Fault("no", "not served")})
     assert ready.rows.tolist() == [1] and ready.faults[0].code == "no"

@@ -40,6 +40,7 @@ class Lengths:
         self.state = LengthState(
             classes=classes.of_row,
             max_tokens=table.max_tokens,
+            min_tokens=table.min_tokens,
             parent=classes.parent,
             level=classes.level,
             class_rows=classes.counts(),

@@ -39,6 +39,7 @@ class LengthState(NamedTuple):
 
     classes: I32  # [n]
     max_tokens: I64  # [n]
+    min_tokens: I64  # [n]
     parent: I32  # [c]
     level: I32  # [c]
     class_rows: F64  # [c] rows in the class and below
@@ -69,14 +70,16 @@ def _bin(at: I64, tokens: int) -> int:
 @njit
 def observe(state: LengthState, row: int, output_tokens: int, finished: bool) -> None:
     """Count one observation. A row is counted once, where it was seen last; after it finished nothing changes it. An
-    answer as long as its ``max_tokens`` was cut off: it would have been longer."""
+    answer as long as its ``max_tokens`` was cut off: it would have been longer. One that has not passed its
+    ``min_tokens`` says nothing."""
     observe_rows(state, np.array([row]), np.array([output_tokens]), finished)
 
 
 @njit
 def observe_rows(state: LengthState, rows: I64, output_tokens: I64, finished: bool) -> None:
     """``observe`` for many rows: their tokens so far, int64 [k]."""
-    at, seen, classes, most = state.grid_tokens, state.seen, state.classes, state.max_tokens
+    at, seen, classes = state.grid_tokens, state.seen, state.classes
+    most, least = state.max_tokens, state.min_tokens
     ended, ended_tokens = state.finished, state.finished_tokens
     running, part = state.running, state.running_part
     for i in range(len(rows)):
@@ -86,6 +89,9 @@ def observe_rows(state: LengthState, rows: I64, output_tokens: I64, finished: bo
             continue
         if seen[row] != UNSEEN:
             _count_running(at, running[c], part[c], seen[row], -1.0)
+        if output_tokens[i] <= least[row]:
+            seen[row] = DONE if finished else UNSEEN
+            continue
         tokens = min(max(output_tokens[i], 1), at[-1] - 1)
         if finished and output_tokens[i] < most[row]:
             j = _bin(at, tokens - 1)
@@ -238,18 +244,22 @@ def _capped(at: I64, area: F64, survival: F64, tokens: int) -> tuple[float, floa
 
 @njit
 def expected_tokens(state: LengthState) -> F64:
-    """Expected output tokens of each row before it starts, capped by its ``max_tokens``, float64 [n]."""
-    classes, most, at = state.classes, state.max_tokens, state.grid_tokens
+    """Expected output tokens of each row before it starts, float64 [n]: an answer that would end before ``min_tokens``
+    ends there, one that would pass ``max_tokens`` is cut there."""
+    classes, most, least, at = state.classes, state.max_tokens, state.min_tokens, state.grid_tokens
     area, survival = state.area, state.survival
     out = np.empty(len(classes))
     for row in range(len(out)):
         c = classes[row]
         if most[row] >= at[-1]:
             out[row] = area[c, -1]
-        elif row > 0 and most[row] == most[row - 1] and c == classes[row - 1]:
+        elif row > 0 and most[row] == most[row - 1] and least[row] == least[row - 1] and c == classes[row - 1]:
             out[row] = out[row - 1]
+            continue
         else:
             out[row] = _capped(at, area[c], survival[c], most[row])[0]
+        if least[row] > 0:
+            out[row] += least[row] - _capped(at, area[c], survival[c], least[row])[0]
     return np.maximum(out, 1.0)
 
 
@@ -258,6 +268,13 @@ def remaining(state: LengthState, row: int, generated: int) -> float:
     """Expected further tokens of a running row: at least one, at most what ``max_tokens`` leaves."""
     c, most = state.classes[row], state.max_tokens[row] - generated
     at, area, survival = state.grid_tokens, state.area[c], state.survival[c]
+    sure = max(0, state.min_tokens[row] - generated)
+    if sure > 0:
+        return (
+            float(sure)
+            + _capped(at, area, survival, state.max_tokens[row])[0]
+            - _capped(at, area, survival, state.min_tokens[row])[0]
+        )
     now, alive = _capped(at, area, survival, generated)
     if alive <= 1e-12:
         return float(max(1, min(most, generated)))  # longer than anything expected: as much again

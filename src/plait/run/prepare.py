@@ -24,6 +24,12 @@ LEAST_SHARED_TOKENS = 16
 """Prompts that share fewer tokens (the same first word, a template's first line) are no group: computing those again
 takes less than waiting for them to be in a cache."""
 
+ENDS = (
+    *("stop", "stop_token_ids", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "regex", "ebnf"),
+)
+"""Parameters that may end an answer even where the end-of-sequence token is ignored."""
+
 Overflow = Literal["error", "clamp", "skip"]
 
 
@@ -92,6 +98,14 @@ def asked_tokens(body: dict[str, Any]) -> int | None:
     return asked if isinstance(asked, int) else None
 
 
+def least_tokens(body: dict[str, Any], cap: int) -> int:
+    """Tokens that a sequence of ``cap`` at most will have at least: the whole cap where nothing else can end it."""
+    if body.get("ignore_eos") is True and not any(body.get(name) for name in ENDS):
+        return cap
+    asked = body.get("min_tokens")
+    return min(asked, cap) if isinstance(asked, int) and asked > 0 else 0
+
+
 def with_cap(body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
     """The body with this cap in place of its own."""
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
@@ -106,6 +120,7 @@ class _Columns:
         self.rows = array("q")
         self.prompt_tokens = array("q")
         self.caps = array("q")
+        self.least = array("q")
         self.priority = array("q")
         self.deadline_s = array("d")
         self.faults: dict[int, Fault] = {}
@@ -132,6 +147,7 @@ class _Columns:
         self.tokens.frombytes(ids.astype(np.int32, copy=False).tobytes())
         self.prompt_tokens.append(len(ids))
         self.caps.append(cap * sequences)
+        self.least.append(least_tokens(request.body, cap) * sequences)
         settings = _settings(request)
         self.priority.append(int(settings.get("priority") or 0))
         self.deadline_s.append(float(settings.get("deadline") or np.inf))
@@ -150,6 +166,7 @@ class _Columns:
             _column(self.deadline_s, np.float64),
             tokens,
             offsets,
+            _column(self.least, np.int64),
         )
         tree = build_tree(tokens, offsets, LEAST_SHARED_TOKENS, capacity.block_tokens)
         return Prepared(_column(self.rows, np.int64), table, tree, self.faults, self.clamped)
