@@ -108,8 +108,9 @@ def alone(batch: Path, kv_tokens: int) -> dict[str, float]:
                 ends.append(time.perf_counter() - started)
                 del handles[i]
     prompt = sum(ids.shape[1] for ids in prompts)
-    return {"duration_s": ends[-1], "mean_completion_s": statistics.mean(ends), "prompt_tokens": prompt,
-            "output_tokens": output}  # fmt: skip
+    p50, p99 = np.percentile(ends, [50, 99])
+    return {"duration_s": ends[-1], "mean_completion_s": statistics.mean(ends), "p50_completion_s": float(p50),
+            "p99_completion_s": float(p99), "prompt_tokens": prompt, "output_tokens": output}  # fmt: skip
 
 
 def main() -> None:

@@ -282,3 +282,11 @@ def test_expected_length_lies_between_min_and_max_tokens(a: int, b: int, generat
     if generated < most:
         left = lengths.expected_remaining(0, generated)
         assert 1.0 <= left <= most - generated + 1e-9 and left >= least - generated - 1e-9
+
+
+def test_rows_that_cannot_end_before_their_cap_are_known() -> None:
+    caps = np.array([5, 90, 300])
+    tree = PrefixTree.without_sharing(3)
+    forced = Lengths.unknown(RequestTable.of([1, 2, 3], caps, min_tokens=caps), tree)
+    assert forced.exact and forced.expected.tolist() == [5.0, 90.0, 300.0]
+    assert not Lengths.unknown(RequestTable.of([1, 2, 3], caps, min_tokens=caps - 1), tree).exact

@@ -28,6 +28,11 @@ SAMPLE_FRACTION = 0.01
 """Share of a job that is run first to learn its lengths (BlendServe: 1 %); its answers are kept."""
 
 
+GOLDEN = 0.6180339887498949
+"""Multiples of it, modulo 1, are spread evenly over any stretch."""
+RAREST = 0.05
+"""No answer is drawn that is longer than this share of its class: the far end of a curve is a guess, and the longest of
+many draws would be nothing else."""
 CLASS_SAMPLES = 8
 """Answers of each class that a sample should hold; five a class serve as well as 5 % of the job (research.md §A)."""
 
@@ -57,6 +62,8 @@ class Lengths:
         self.answers: tuple[I64, I64] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         """Rows and output tokens of the sample that was observed before planning."""
         self._rows_by_class = classes.rows
+        self._place = np.empty(n, np.int64)
+        self._place[classes.rows] = np.arange(n)
         self._seed = seed
         self._expected: F64 | None = None
         self._known: I64 | None = None
@@ -64,7 +71,10 @@ class Lengths:
 
     @staticmethod
     def unknown(table: RequestTable, tree: PrefixTree, seed: int = 0) -> Lengths:
-        """Nothing seen yet: every row has the prior until rows are observed."""
+        """Nothing seen yet: every row has the prior until rows are observed. Where no row can end before its
+        ``max_tokens``, all is known."""
+        if table.n and np.array_equal(table.min_tokens, table.max_tokens):
+            return Lengths.known(table, table.max_tokens, seed)
         return Lengths(table, cut_classes(tree, table.prompt_tokens), seed)
 
     @staticmethod
@@ -134,6 +144,23 @@ class Lengths:
         if self._expected is None:
             self._expected = expected_tokens(self.state)
         return self._expected
+
+    def drawn(self, rows: I64, generated: I64, shift: float = 0.0) -> F64:
+        """Lengths, float64 [k], that ``rows`` may turn out to have, given the tokens generated so far, int64 [k]: each
+        row at a quantile of its own, the quantiles of a class spread evenly. ``shift`` (0 to 1) makes another draw."""
+        if self._known is not None:
+            return self._known[rows].astype(np.float64)
+        state, at = self.state, self.state.grid_tokens
+        least, most, classes = state.min_tokens[rows], state.max_tokens[rows], state.classes[rows]
+        so_far = np.where(generated < least, 0, generated)
+        level = np.maximum(((self._place[rows] + 1) * GOLDEN + shift) % 1.0, RAREST)
+        lengths = np.empty(len(rows))
+        by_class = np.argsort(classes, kind="stable")
+        for own in np.split(by_class, np.flatnonzero(np.diff(classes[by_class])) + 1) if len(rows) else ():
+            curve = state.survival[classes[own[0]]]
+            alive = np.interp(so_far[own], at, curve)
+            lengths[own] = np.interp(-level[own] * alive, -curve, at)
+        return np.clip(lengths, np.maximum(1.0, np.maximum(least, so_far)), most)
 
     def expected_remaining(self, row: int, generated: int) -> float:
         """Expected further tokens of a row that has produced ``generated`` and goes on."""

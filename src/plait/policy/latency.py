@@ -44,10 +44,12 @@ def area(view: View) -> Order:
 
 
 def latency(view: View) -> Order:
-    """Smallest machine time first, a blocked head overtaken by little larger requests, prefill throttled. Higher
-    priorities go before lower ones; within one, deadlines that would be missed go first, earliest first."""
+    """Smallest machine time first, but for answers so long that they would outlast all others; a blocked head overtaken
+    by little larger requests, prefill throttled. Higher priorities go before lower ones; within one, deadlines that
+    would be missed go first, earliest first."""
     key = machine_time_s(view)
-    return _by(_classed(key + AGEING * view.table.arrival_s, key, view), WINDOW, KAPPA, throttle=True)
+    aged = started_in_time(key, view) + AGEING * view.table.arrival_s
+    return _by(_classed(aged, key, view), WINDOW, KAPPA, throttle=True)
 
 
 def machine_time_s(view: View) -> F64:
@@ -58,6 +60,29 @@ def machine_time_s(view: View) -> F64:
     per_area = step_s / view.capacity.kv_tokens + cost.kv_read_s_per_token
     seconds: F64 = per_area * _area(view, tokens) + cost.gemm_s_per_token * (tokens + view.expected_output_tokens - 1)
     return seconds
+
+
+def steps_share(view: View) -> F64:
+    """Steps that a full engine spends on each request, float64 [n]: its share of the KV cache's tokens x steps, or of
+    the sequences, where these run out first."""
+    limit = view.capacity.max_num_seqs
+    by_memory = _area(view, private_prompt_tokens(view)) / view.capacity.kv_tokens
+    return np.maximum(by_memory, view.expected_output_tokens / limit) if limit else by_memory
+
+
+def started_in_time(key: F64, view: View) -> F64:
+    """Keys under which a backlog's longest answers start before their turn: each early enough to end when a full engine
+    would be done with everything. They cost the same whenever they run, but an engine that is left with only them takes
+    whole steps for a few tokens. Float64 [n]: a request that is pulled forward gets the key of the one whose turn it
+    takes."""
+    if len(key) == 0 or view.table.arrival_s.any():
+        return key
+    order = np.argsort(key, kind="stable")
+    start_s = np.cumsum(key[order]) - key[order]
+    total_s = float(key.sum())
+    latest_s = total_s - view.expected_output_tokens * (total_s / float(steps_share(view).sum()))
+    turn = np.minimum(np.searchsorted(start_s, latest_s), len(key) - 1)
+    return np.minimum(key, key[order[turn]] * (1 - 1e-9))
 
 
 def _classed(key: F64, machine_s: F64, view: View) -> F64:
