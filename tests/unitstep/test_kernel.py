@@ -35,14 +35,28 @@ def usage(s: I64, o: I64, starts: I64) -> I64:
 
 @settings(max_examples=150, deadline=None)
 @given(backlogs(), st.sampled_from([1, 2, 4, 64]), st.sampled_from([1.0, 1.3, 2.0, np.inf]))
-def test_jumping_and_stepping_agree_and_never_exceed_the_budget(backlog: Backlog, window: int, kappa: float) -> None:
+def test_jumping_stepping_and_the_tree_agree_and_never_exceed_the_budget(
+    backlog: Backlog, window: int, kappa: float
+) -> None:
     s, o, budget = backlog
     key = area(s, o)
     order = np.argsort(key, kind="stable")
-    jumped = decode(s, o, order, key, budget, window, kappa, False)
-    assert np.array_equal(jumped, decode(s, o, order, key, budget, window, kappa, True))
+    jumped = decode(s, o, order, key, budget, window, kappa)
+    assert np.array_equal(jumped, decode(s, o, order, key, budget, window, kappa, every_step=True, by_tree=False))
+    assert np.array_equal(jumped, decode(s, o, order, key, budget, window, kappa, every_step=False, by_tree=True))
+    assert np.array_equal(jumped, decode(s, o, order, key, budget, window, kappa, every_step=True, by_tree=True))
     assert np.min(jumped) >= 0
     assert np.max(usage(s, o, jumped)) <= budget
+
+
+@pytest.mark.parametrize("window", [1, 64])
+def test_arrays_and_tree_agree_on_a_backlog_where_thousands_run(window: int) -> None:
+    generator = np.random.default_rng(5)
+    s, o = generator.integers(1, 300, 4_000), generator.integers(1, 200, 4_000)
+    order, key = generator.permutation(4_000), area(s, o)
+    flat, tree = (decode(s, o, order, key, 250_000, window, 2.0, by_tree=by_tree) for by_tree in (False, True))
+    assert np.array_equal(flat, tree)
+    assert np.max(np.bincount(flat)) > 1_000
 
 
 @settings(max_examples=100, deadline=None)

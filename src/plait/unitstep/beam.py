@@ -14,7 +14,8 @@ import numpy as np
 from plait._numba import njit
 from plait.table import F64, I64
 from plait.unitstep.bounds import centroid
-from plait.unitstep.kernel import area, insert, not_before, retire
+from plait.unitstep.kernel import area
+from plait.unitstep.running import insert, not_before, retire
 
 SEGMENT = 8
 WINDOW = 96

@@ -12,7 +12,8 @@ import numpy as np
 from plait._numba import njit
 from plait.table import I64
 from plait.unitstep.beam import Beam
-from plait.unitstep.kernel import decode, insert, not_before, retire
+from plait.unitstep.kernel import decode
+from plait.unitstep.running import insert, not_before, retire
 
 BEAM_WIDTHS = (8, 16, 32, 64)
 BEAM_CHILDREN = 4
