@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from plait.cli import cli
+from tests.cli.command import press, spawn, wait_until
 from tests.data.lines import batch, chat, completion, encoded
 
 
@@ -124,3 +125,21 @@ def test_a_terminal_that_cannot_show_an_id_is_no_traceback(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, env={"PYTHONIOENCODING": "latin-1"})
     assert (done.returncode, done.stderr) == (2, b"")
     assert b"(custom_id '\\u0436'): unknown_parameter: \"\xe9\" is not" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_ctrl_c_ends_a_command_that_only_reads_with_130_and_one_line(command: str, tmp_path: Path) -> None:
+    path = batch(tmp_path / "x", *(completion(f"id-{i}") for i in range(200_000)))
+    process = spawn(command, path, env={"TMPDIR": str(tmp_path)})
+    wait_until(lambda: any(tmp_path.glob(f"plait-{command}-*")))
+    press(process)
+    out, said = process.communicate(timeout=60)
+    assert (process.returncode, out, said.strip()) == (130, "", "plait: interrupted")
+    assert not any(tmp_path.glob(f"plait-{command}-*"))
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
+    path = batch(tmp_path / "x", *(b"{" for _ in range(20_000)))
+    command = f"'{sys.executable}' -m plait check '{path}' --max-problems 0 | head -n 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 
 import click
@@ -18,6 +19,7 @@ COMMANDS = {
     "check": "Report every problem of a batch file, without an engine.",
 }
 """Subcommand -> one-line help; the command itself is ``plait.cli.<name>:command``."""
+INTERRUPTED = 130
 
 
 class LazyGroup(click.Group):
@@ -53,7 +55,17 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an id that the terminal cannot show is no reason to fail
     try:
-        cli(standalone_mode=True)
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        click.echo("plait: interrupted", err=True)
+        code = INTERRUPTED
     except PlaitError as error:
         click.echo(f"plait: {error}", err=True)
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: not even the flush at exit
+        code = 1
+    sys.exit(code)
