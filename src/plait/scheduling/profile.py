@@ -3,7 +3,8 @@
 A row with g generated tokens is alive tau steps from now with probability S(g + tau) / S(g), S being its class's
 survival curve, and then holds private + g + tau tokens. Summing over rows gives the mean of the total; its variance
 gives the headroom a job needs, instead of a tuned share of the cache. With known lengths S is a step and the variance
-is 0."""
+is 0. Nor can the footprint exceed the sum of all rows that may be alive: with few rows that is far less than mean and
+headroom."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from plait.scheduling.state import (
     alive_of,
     expected_of,
     mean_of,
+    most_of,
     rows_of,
     tau_of,
     variance_of,
@@ -72,7 +74,7 @@ def add(c: Records, row: int, sign: float) -> None:
         g = r.profiled
         r.profiled = -1
         c.profile_rows -= 1
-    mean, variance, tau = mean_of(c)[r.side], variance_of(c)[r.side], tau_of(c)
+    mean, variance, most, tau = mean_of(c)[r.side], variance_of(c)[r.side], most_of(c), tau_of(c)
     expected = expected_of(c)[row]
     chance = alive_of(c)[r.cls, age_bin(g)]
     size = r.private + g + 0.5 * (c.block - 1)
@@ -87,6 +89,7 @@ def add(c: Records, row: int, sign: float) -> None:
         load = size + grown
         mean[k] += sign * p * load
         variance[k] += sign * p * (1.0 - p) * load * load
+        most[k] += sign * load
 
 
 @njit
@@ -95,6 +98,7 @@ def refresh(c: Records) -> None:
     c.profile_step = c.step
     mean_of(c)[:, :] = 0.0
     variance_of(c)[:, :] = 0.0
+    most_of(c)[:] = 0.0
     rows = rows_of(c)
     for side in (LEFT, RIGHT):
         row = c.tail_left if side == LEFT else c.tail_right
@@ -128,11 +132,11 @@ def fits_now(c: Records, row: int) -> bool:
 def fits_later(c: Records, row: int, left_at_least: float, caution: float = 1.0) -> bool:
     """The expected footprint stays under the capacity at every watched instant if the row starts now:
     referenced prefixes + right side + max(left side, ``left_at_least``) + some standard deviations, times ``caution``,
-    <= capacity."""
+    <= capacity; or would with every row alive."""
     r = rows_of(c)[row]
     cold, pinned = uncached(c, row)
     room = c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned)
-    mean, variance, tau = mean_of(c), variance_of(c), tau_of(c)
+    mean, variance, most, tau = mean_of(c), variance_of(c), most_of(c), tau_of(c)
     g = int(r.kept)
     expected = expected_of(c)[row]
     chance = alive_of(c)[r.cls, age_bin(g)]
@@ -149,6 +153,7 @@ def fits_later(c: Records, row: int, left_at_least: float, caution: float = 1.0)
         total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
         spread = variance[LEFT, k] + variance[RIGHT, k] + p * (1.0 - p) * load * load
         deviations = NEAR_DEVIATIONS if tau[k] <= NEAR_STEPS else FAR_DEVIATIONS
-        if total + caution * deviations * math.sqrt(max(0.0, spread)) > room:
+        likely = total + caution * deviations * math.sqrt(max(0.0, spread))
+        if min(likely, most[k] + load + max(0.0, left_at_least - mean[LEFT, k])) > room:
             return False
     return True

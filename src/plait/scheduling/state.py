@@ -118,7 +118,7 @@ _FACTS = [
     "root_density",  # compute density of the whole job
     "left_area",  # KV tokens x steps that the waiting left rows hold for each token they prefill
 ]
-_COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "phase"]
+_COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "most", "phase"]
 _SIZES = ["n", "m", "classes"]
 SCALARS = np.dtype(
     [(name, "i8") for name in _COUNTS + _LIMITS + _SIZES]
@@ -152,6 +152,7 @@ class State:
     tau: F64  # [T] steps from now, ascending, tau[0] == 0
     mean: F64  # [2, T] expected private KV tokens of the running rows of each side at now + tau
     variance: F64  # [2, T] its variance
+    most: F64  # [T] their footprint on both sides if every row that may be alive then is
     phase: I64  # [block] decoding rows that need a block at steps congruent to the index
 
     @property
@@ -178,6 +179,7 @@ def new_state(
         tau=np.concatenate(([0.0], np.geomspace(1.0, max(2.0, horizon), TAU_POINTS - 1))),
         mean=np.zeros((2, TAU_POINTS)),
         variance=np.zeros((2, TAU_POINTS)),
+        most=np.zeros(TAU_POINTS),
         phase=np.zeros(block, np.int64),
     )
     values = {
@@ -303,6 +305,13 @@ def mean_of(c: Records) -> F64:
 def variance_of(c: Records) -> F64:
     """float64 [2, T]"""
     found: F64 = carray(pointer(c.at_variance), (2, TAU_POINTS), np.float64)
+    return found
+
+
+@njit
+def most_of(c: Records) -> F64:
+    """float64 [T]"""
+    found: F64 = carray(pointer(c.at_most), TAU_POINTS, np.float64)
     return found
 
 
