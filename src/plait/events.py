@@ -53,6 +53,8 @@ class EngineRequest:
     affinity: int = -1
     """Requests with equal numbers share a prefix worth caching (a tree node below the root); engines of several servers
     keep them together. -1: not known."""
+    name: str = ""
+    """What messages call it (a user's custom_id); never used as an id."""
 
 
 @dataclass(frozen=True, slots=True)

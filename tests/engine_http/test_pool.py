@@ -8,12 +8,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.engine.pool import Balancer, Flight, affinity_of
+from plait.engine.http_flight import Flight, affinity_of
+from plait.engine.pool import Balancer
 from plait.events import EngineRequest
+
+PLACES = 8
 
 
 def flight(row: int, affinity: int = 0, work: float = 100.0) -> Flight:
-    return Flight(row, "/v1/completions", b"{}", 8, affinity, work, work)
+    return Flight(row, f"row {row}", "/v1/completions", b"{}", 8, affinity, work, work)
 
 
 def drain(balancer: Balancer, slots: int) -> list[tuple[int, int]]:
@@ -22,7 +25,7 @@ def drain(balancer: Balancer, slots: int) -> list[tuple[int, int]]:
     flying: list[Flight] = []
     while balancer.queued or flying:
         for index, member in enumerate(balancer.members):
-            while member.up and len(member.in_flight) < slots and (taken := balancer.take(index)):
+            while member.up and len(member.in_flight) < slots and (taken := balancer.take(index, slots)):
                 sent.append((index, taken.row))
                 flying.append(taken)
         assert flying, "something waits although nothing is in flight"
@@ -46,11 +49,11 @@ def test_the_rest_of_a_group_waits_for_its_primer_while_other_groups_go() -> Non
     balancer = Balancer(1, prime=True)
     for row, group in enumerate([1, 1, 1, 2, 2]):
         balancer.add(flight(row, group))
-    first, second = balancer.take(0), balancer.take(0)
+    first, second = balancer.take(0, PLACES), balancer.take(0, PLACES)
     assert first is not None and second is not None and (first.row, second.row) == (0, 3)
-    assert balancer.take(0) is None
+    assert balancer.take(0, PLACES) is None
     balancer.end(first, answered=True)
-    assert [taken.row for taken in iter(lambda: balancer.take(0), None) if taken] == [1, 2]
+    assert [taken.row for taken in iter(lambda: balancer.take(0, PLACES), None) if taken] == [1, 2]
 
 
 def test_a_primer_that_failed_leaves_its_part_to_the_next() -> None:
@@ -58,20 +61,20 @@ def test_a_primer_that_failed_leaves_its_part_to_the_next() -> None:
     balancer.add(flight(0, 1))
     balancer.add(flight(1, 1))
     balancer.add(flight(2, 1))
-    first = balancer.take(0)
-    assert first is not None and balancer.take(0) is None
+    first = balancer.take(0, PLACES)
+    assert first is not None and balancer.take(0, PLACES) is None
     balancer.end(first, answered=False)
-    second = balancer.take(0)
-    assert second is not None and second.row == 1 and balancer.take(0) is None
+    second = balancer.take(0, PLACES)
+    assert second is not None and second.row == 1 and balancer.take(0, PLACES) is None
     balancer.stop_priming(second)
-    assert balancer.take(0) is not None
+    assert balancer.take(0, PLACES) is not None
 
 
 def test_an_idle_server_takes_work_from_the_end_of_a_long_queue() -> None:
     balancer = Balancer(2, prime=False)
     for row in range(3):
         balancer.add(flight(row, affinity=7, work=1.0))
-    taken = [balancer.take(0), balancer.take(1)]
+    taken = [balancer.take(0, PLACES), balancer.take(1, PLACES)]
     assert all(taken), "nobody idles while there is work"
 
 
@@ -80,7 +83,7 @@ def test_a_request_returns_elsewhere_after_a_fault() -> None:
     one = flight(0)
     balancer.add(one)
     index = next(i for i in range(2) if balancer.members[i].queue)
-    assert balancer.take(index) is one
+    assert balancer.take(index, PLACES) is one
     balancer.end(one, answered=False)
     one.avoid = index
     balancer.add(one, front=True)
@@ -98,7 +101,7 @@ def test_under_any_history_every_flight_is_in_exactly_one_place(steps: list[tupl
             balancer.add(new, front=index == 1)
             row += 1
         elif kind == "t" and balancer.members[index].up:
-            taken = balancer.take(index)
+            taken = balancer.take(index, PLACES)
             if taken is not None:
                 assert taken in waiting
                 waiting.discard(taken)

@@ -62,7 +62,7 @@ def test_info_pages_fill_in_what_metrics_leave_open() -> None:
     info = with_models(ServerInfo(), models)
     assert (info.models, info.max_context_tokens) == (("a", "b"), 2048)
     llama = with_props(ServerInfo(), {"total_slots": 4, "default_generation_settings": {"n_ctx": 1024}})
-    assert (llama.kind, llama.max_num_seqs, llama.kv_tokens, llama.block_tokens) == ("llama.cpp", 4, 4096, 1)
+    assert (llama.kind, llama.max_num_seqs, llama.kv_tokens, llama.block_tokens) == ("llama.cpp", 4, 1024, 1)
     sglang = with_server_info(ServerInfo(), {"max_total_num_tokens": 9000, "page_size": 16, "max_running_requests": 32})
     assert (sglang.kv_tokens, sglang.block_tokens, sglang.max_num_seqs) == (9000, 16, 32)
     for page in ({}, {"data": None}, {"data": [1, {"id": 2, "max_model_len": "x"}]}):

@@ -1,44 +1,34 @@
-"""The event loop's side of a pool: sends, judges, retries, ejects and re-admits servers, and ends every request once.
-
-Each fault is one of four kinds. A refusal (429, or any Retry-After) pauses its server and cuts its window; it is
-bounded by ``max_wait_s``. A fault of the server or the transport costs the request one of its retries and the run one.
-A crash (everything in flight at a server was cut off) costs nobody anything the first time; who was there twice runs
-last and alone. A stall is retried once; if nothing at all moved meanwhile, the run stops.
-"""
+"""The event loop's side of a pool: sends what the balancer picks, within every limit, and ends every request once."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from plait.engine.answers import Answer, Fault, Outcome, error_body
-from plait.engine.health import WAVE_S, Health
+from plait.engine.health import Health
+from plait.engine.http_flight import Flight
 from plait.engine.http_settings import HttpSettings
-from plait.engine.pool import Balancer, Flight
+from plait.engine.member import Member
+from plait.engine.pace import Pace
+from plait.engine.pool import Balancer
+from plait.engine.retries import Retries
 from plait.engine.servers import Server
+from plait.engine.watch import Watch
 from plait.engine.window import RateLimit
 from plait.errors import EngineError
 from plait.events import Event, Failed, Finished, Preempted, Started
 
-EJECT_AFTER = 3
 SUSPECT_AFTER = 2
 """Crashes a request must have been part of to be run alone."""
-PRIME_WAIT_S = 2.0
-"""A group waits for its primer for at most this, or for twice a usual answer's time if that is longer."""
-UNBOUNDED_TOKENS = 4096
-"""Output a request without a cap is given time for."""
-RETRIES_PER_ANSWER = 2
-UNREACHED = 30
-"""Times a request may find no connection at no cost: the server's absence is none of its business."""
 
 
 class Dispatcher:
-    """All methods run in the loop's thread. ``emit`` hands over an event, ``on_stop`` an error that ends the run."""
+    """All methods run in the loop's thread. ``emit`` hands over an event, ``on_stop`` an error that ends the run;
+    ``new_server`` makes the server of an index and an endpoint."""
 
     def __init__(
         self,
@@ -47,43 +37,52 @@ class Dispatcher:
         now_s: Callable[[], float],
         emit: Callable[[Event], None],
         on_stop: Callable[[BaseException], None],
+        new_server: Callable[[int, str], Server],
     ) -> None:
         self.settings = settings
-        self.servers = servers
-        self.now_s = now_s
-        self.emit = emit
-        self.on_stop = on_stop
-        self.balancer = Balancer(len(servers), prime=not all(s.info.shares_within_a_batch for s in servers if s.up))
+        self.servers = list(servers)
+        self.now_s, self.emit, self.on_stop, self.new_server = now_s, emit, on_stop, new_server
+        self.balancer = Balancer(len(servers), prime=True)
         self.flights: dict[int, Flight] = {}
-        self.delayed: list[tuple[float, int, Flight]] = []
         self.suspects: deque[Flight] = deque()
+        """Who may have killed servers: they run last, one by one."""
         self.alone: Flight | None = None
+        """The suspect in flight."""
         self.tasks: dict[Flight, asyncio.Task[None]] = {}
         self.background: set[asyncio.Task[None]] = set()
         self.requests = RateLimit(settings.rpm)
         self.tokens = RateLimit(settings.tpm)
-        self.retries_left = float(settings.run_retries)
-        self.answer_s = 0.0
-        """Usual time of an answer."""
-        self.token_s = 0.0
-        """Usual time per output token."""
+        self.pace = Pace()
         self.last_answer_s = 0.0
-        self.bytes_per_token = 4.0
-        self.serial = itertools.count()
-        self.jitter = random.Random(settings.seed)
-        self.health = Health(servers, self.balancer, now_s, self._spawn, self.pump, self.jitter)
         self.wake: asyncio.TimerHandle | None = None
         self.wake_s = float("inf")
         self.stopped = False
+        jitter = random.Random(settings.seed)
+        self.health = Health(self.servers, self.balancer, now_s, self._spawn, self.pump, jitter)
+        self.retries = Retries(settings, self.servers, self.health, jitter, self.fail, self.give_up)
 
     def run(self) -> None:
         """Start the background watches."""
-        self._spawn(self._sweep())
+        self._spawn(Watch(self).run())
         for server in self.servers:
             if server.up:
                 self.health.watch(server)
             else:
                 self.health.eject(server)
+
+    def use(self, endpoints: Iterable[str]) -> None:
+        """From now on these servers, and no others, get requests; what is in flight elsewhere may finish."""
+        wanted = set(endpoints)
+        for server in self.servers:
+            if server.endpoint in wanted:
+                self.health.enlist(server)
+            else:
+                self.health.retire(server)
+        for endpoint in sorted(wanted - {server.endpoint for server in self.servers}):
+            server = self.new_server(len(self.servers), endpoint)
+            self.servers.append(server)
+            self.balancer.members.append(Member(server.index))
+            self.health.eject(server)  # until a probe reaches it
 
     # ---- from the driver
 
@@ -102,19 +101,18 @@ class Dispatcher:
                 continue
             flight.cancelled = True
             if flight in self.tasks:  # not at once: a task that has not begun would never run its own ending
-                asyncio.get_running_loop().call_soon(self._cut, flight)
+                asyncio.get_running_loop().call_soon(self.cut, flight)
             else:
-                self._forget(flight)
+                self.forget(flight)
                 self._end(flight, Preempted(row, self.now_s(), requeue=True))
 
-    def _forget(self, flight: Flight) -> None:
+    def forget(self, flight: Flight) -> None:
         """Take a waiting flight from wherever it waits."""
         if self.balancer.remove(flight):
             return
         if flight in self.suspects:
             self.suspects.remove(flight)
-        self.delayed = [entry for entry in self.delayed if entry[2] is not flight]
-        heapq.heapify(self.delayed)
+        self.retries.remove(flight)
 
     # ---- sending
 
@@ -123,23 +121,24 @@ class Dispatcher:
         if self.stopped or self.alone is not None:
             return
         now_s = self.now_s()
-        while self.delayed and self.delayed[0][0] <= now_s:
-            flight = heapq.heappop(self.delayed)[2]
+        for flight in self.retries.due(now_s):
             self.balancer.add(flight, front=True)
         for server in self.servers:
             if server.paused_until_s > now_s:
                 self._wake_at(server.paused_until_s)
             elif server.up:
                 self._fill(server, now_s)
-        if self.suspects and not (self.balancer.in_flight or self.balancer.queued or self.delayed):
-            free = next((s for s in self.servers if s.up and s.paused_until_s <= now_s), None)
-            if free is not None:
-                self.alone = self.suspects.popleft()
-                self.balancer.start(self.alone, free.index)
-                self._charge(self.alone, now_s)
-                self._launch(self.alone, free)
-        if self.delayed:
-            self._wake_at(self.delayed[0][0])
+        if self.suspects and not (self.balancer.in_flight or self.balancer.queued or len(self.retries)):
+            self._send_suspect(now_s)
+        self._wake_at(self.retries.due_s)
+
+    def _send_suspect(self, now_s: float) -> None:
+        free = next((s for s in self.servers if s.up and s.paused_until_s <= now_s), None)
+        if free is not None:
+            self.alone = self.suspects.popleft()
+            self.balancer.start(self.alone, free.index)
+            self._charge(self.alone, now_s)
+            self._launch(self.alone, free)
 
     def _fill(self, server: Server, now_s: float) -> None:
         while (flight := self._next(server, now_s)) is not None:
@@ -155,7 +154,8 @@ class Dispatcher:
             if wait_s > 0:
                 self._wake_at(now_s + wait_s)
                 return None
-            flight = self.balancer.take(server.index)
+            places = min(int(server.window.limit), limit) if limit else int(server.window.limit)
+            flight = self.balancer.take(server.index, places)
             if flight is None:
                 return None
             if flight.crashes >= SUSPECT_AFTER:
@@ -173,9 +173,19 @@ class Dispatcher:
         return None
 
     def _charge(self, flight: Flight, now_s: float) -> None:
+        """The flight goes out now."""
         self.requests.spend(1, now_s)
         flight.charge = self.tokens.spend(flight.reserve_tokens, now_s)
         flight.sent_s = now_s
+        if flight.primer and self.balancer.members[flight.server].queued_of[flight.affinity]:
+            wait_s = self.pace.prefill_s(flight)
+            asyncio.get_running_loop().call_later(wait_s, self._prefilled, flight, now_s)
+
+    def _prefilled(self, flight: Flight, sent_s: float) -> None:
+        """A primer whose answer is still to come has surely computed its prompt: its group need not wait longer."""
+        if flight.primer and flight.sent_s == sent_s:
+            self.balancer.stop_priming(flight)
+            self.pump()
 
     def _launch(self, flight: Flight, server: Server) -> None:
         task = asyncio.get_running_loop().create_task(self._fly(flight, server))
@@ -187,7 +197,7 @@ class Dispatcher:
             self._stop(error)
 
     def _wake_at(self, when_s: float) -> None:
-        if when_s >= self.wake_s:
+        if when_s >= self.wake_s or when_s == float("inf"):
             return
         if self.wake is not None:
             self.wake.cancel()
@@ -212,8 +222,13 @@ class Dispatcher:
             now_s = self.now_s()
             usable = server.up and server.paused_until_s <= now_s and not (self.stopped or self.alone)
             following = self._next(server, now_s) if usable else None
-            if following is None or len(self.servers) > 1:
+            if following is None or len(self.servers) > 1 or self._has_room(server):
                 self.pump()
+
+    def _has_room(self, server: Server) -> bool:
+        """More may go there than just went: a primed group."""
+        member = self.balancer.members[server.index]
+        return bool(member.queue) and len(member.in_flight) < int(server.window.limit)
 
     async def _round_trip(self, flight: Flight, server: Server) -> None:
         killed = False
@@ -236,98 +251,27 @@ class Dispatcher:
         elif killed:
             self.health.eject(server)
             message = f"the server died each of the {flight.crashes + 1} times it had this request: {outcome.message}"
-            self._fail(flight, Fault("engine_killed", message), retryable=False)
+            self.fail(flight, Fault("engine_killed", message), retryable=False)
         else:
-            self._faulted(flight, server, outcome)
+            self.tokens.correct(flight.charge, -flight.reserve_tokens)
+            self.retries.faulted(flight, server, outcome, self.now_s())
 
     def _answered(self, flight: Flight, server: Server, answer: Answer) -> None:
         now_s = self.now_s()
-        took_s = now_s - flight.sent_s
         server.failures = 0
         server.progress_s = self.last_answer_s = now_s
-        self.retries_left = min(self.retries_left + RETRIES_PER_ANSWER, 1e9)
+        self.retries.answered()
         if answer.status == 200:
-            self._learn(flight, answer, took_s)
+            self.pace.learn(flight, answer, now_s - flight.sent_s)
             computed = answer.prompt_tokens - answer.cached_tokens + answer.output_tokens
             server.window.answered(computed or flight.work, now_s)
             used = answer.prompt_tokens + answer.output_tokens
             self.tokens.correct(flight.charge, used - flight.reserve_tokens if used else 0.0)
             self.emit(Started(flight.row, now_s, answer.cached_tokens))
-        self._end(
-            flight,
-            Finished(
-                flight.row,
-                now_s,
-                answer.status,
-                answer.body,
-                answer.prompt_tokens,
-                answer.cached_tokens,
-                answer.output_tokens,
-                answer.finish_reasons,
-            ),
-        )
+        self._end(flight, Finished(flight.row, now_s, *answer))
 
-    def _learn(self, flight: Flight, answer: Answer, took_s: float) -> None:
-        self.answer_s += 0.05 * (took_s - self.answer_s) if self.answer_s else took_s
-        if answer.output_tokens:
-            token_s = took_s / answer.output_tokens
-            self.token_s += 0.05 * (token_s - self.token_s) if self.token_s else token_s
-        if answer.prompt_tokens:
-            self.bytes_per_token += 0.02 * (len(flight.body) / answer.prompt_tokens - self.bytes_per_token)
-
-    def _faulted(self, flight: Flight, server: Server, fault: Fault) -> None:
-        now_s = self.now_s()
-        flight.fault = fault
-        flight.avoid = server.index
-        self.tokens.correct(flight.charge, -flight.reserve_tokens)
-        if fault.retry_after_s is not None:
-            server.paused_until_s = max(server.paused_until_s, now_s + fault.retry_after_s)
-            server.pause = fault
-        if fault.code == "rate_limited" or fault.retry_after_s is not None:
-            server.window.refused(flight.sent_s, now_s, len(self.balancer.members[server.index].in_flight))
-            self._refused(flight, fault, now_s)
-            return
-        server.last_error = fault.message
-        server.failures += 1
-        if fault.code == "disconnected":
-            self.health.cut_off(flight, server)
-        if server.failures >= EJECT_AFTER or fault.code == "connection_failed":
-            self.health.eject(server)
-        if fault.code == "connection_failed" and flight.unreached < UNREACHED:
-            flight.unreached += 1
-            self._retry(flight, now_s + self._backoff_s(1))
-            return
-        flight.attempts += 1
-        self.retries_left -= 1
-        if flight.attempts > self.settings.retries:
-            self._fail(flight, fault)
-        elif self.retries_left < 0:
-            self._give_up(f"the run's retry budget is spent; last fault: {fault.message}")
-        else:
-            self._retry(flight, now_s + max(self._backoff_s(flight.attempts), 2 * WAVE_S))
-
-    def _refused(self, flight: Flight, fault: Fault, now_s: float) -> None:
-        """Wait as told, as long as that is within ``max_wait_s`` of the first refusal; or try another server."""
-        flight.refusals += 1
-        if flight.refused_s < 0:
-            flight.refused_s = now_s
-        if any(s.up and s.paused_until_s <= now_s and s.index != flight.avoid for s in self.servers):
-            self._retry(flight, now_s)
-            return
-        wait_s = self._backoff_s(flight.refusals) if fault.retry_after_s is None else fault.retry_after_s
-        if now_s + wait_s - flight.refused_s > self.settings.max_wait_s:
-            self._fail(flight, fault)
-        else:
-            self._retry(flight, now_s + wait_s)
-
-    def _retry(self, flight: Flight, when_s: float) -> None:
-        heapq.heappush(self.delayed, (when_s, next(self.serial), flight))
-
-    def _backoff_s(self, attempt: int) -> float:
-        full_s = min(self.settings.backoff_s * 2.0 ** min(attempt - 1, 32), self.settings.max_backoff_s)
-        return full_s * self.jitter.uniform(0.5, 1.0)
-
-    def _fail(self, flight: Flight, fault: Fault, retryable: bool = True) -> None:
+    def fail(self, flight: Flight, fault: Fault, retryable: bool = True) -> None:
+        """End a flight without an answer."""
         body = None if fault.status is None else error_body(fault.status, fault.body or b"")
         message = fault.message if not flight.attempts else f"{fault.message} (after {flight.attempts} faults)"
         event = Failed(flight.row, self.now_s(), fault.code, message, None, fault.status, body, retryable)
@@ -338,65 +282,13 @@ class Dispatcher:
         del self.flights[flight.row]
         self.emit(event)
 
-    # ---- on a timer
-
-    async def _sweep(self) -> None:
-        """Everything that must happen on a timer."""
-        while not self.stopped:
-            await asyncio.sleep(min(1.0, self.settings.stall_timeout_s / 4, self.settings.patience_s / 4))
-            now_s = self.now_s()
-            if (
-                self.health.all_down_s >= 0
-                and self.flights
-                and now_s - self.health.all_down_s > self.settings.patience_s
-            ):
-                faults = "; ".join(f"{server.name}: {server.last_error}" for server in self.servers)
-                self._give_up(f"no server has answered for {now_s - self.health.all_down_s:.0f} s: {faults}")
-            self._fail_hopeless(now_s)
-            for server in self.servers:
-                for flight in list(self.balancer.members[server.index].in_flight):
-                    if flight.primer and now_s - flight.sent_s > max(PRIME_WAIT_S, 2 * self.answer_s):
-                        self.balancer.stop_priming(flight)
-                    if self._stuck(flight, server, now_s):
-                        self._unstick(flight, server, now_s)
-            self.pump()
-
-    def _fail_hopeless(self, now_s: float) -> None:
-        """Flights that no server will take within ``max_wait_s`` are not held back silently."""
-        up = [server for server in self.servers if server.up]
-        if not up or any(server.paused_until_s - now_s <= self.settings.max_wait_s for server in up):
-            return
-        for flight in [*self.balancer.waiting(), *self.suspects]:
-            self._forget(flight)
-            self._fail(flight, up[0].pause or Fault("rate_limited", "the server asked for a pause", 429))
-
-    def _stuck(self, flight: Flight, server: Server, now_s: float) -> bool:
-        """Nothing moves here, or this one takes ten times what its tokens usually do. A server without metrics moves
-        unseen while it generates: a long answer gets the time its tokens usually take on top."""
-        usual_s = self.token_s * min(flight.max_tokens, UNBOUNDED_TOKENS)
-        quiet_s = now_s - max(flight.sent_s, server.progress_s)
-        unseen_s = 0.0 if server.window.measured else 2 * usual_s
-        timeout_s = self.settings.stall_timeout_s
-        return quiet_s > timeout_s + unseen_s or now_s - flight.sent_s > timeout_s + 10 * usual_s
-
-    def _unstick(self, flight: Flight, server: Server, now_s: float) -> None:
-        still_s = now_s - max(server.progress_s, flight.sent_s)
-        message = f"{server.name} has sent nothing for {now_s - flight.sent_s:.0f} s (row {flight.row})"
-        flight.stalls += 1
-        if flight.stalls == 1:
-            flight.first_stall_s = now_s
-        elif self.last_answer_s < flight.first_stall_s:
-            self._give_up(f"nothing has moved for {max(still_s, now_s - self.last_answer_s):.0f} s: {message}")
-            return
-        flight.fault = Fault("stall_timeout", message)
-        self._cut(flight)
-
-    def _cut(self, flight: Flight) -> None:
+    def cut(self, flight: Flight) -> None:
         """Break off a flight's round trip, if it is still on it."""
         if flight in self.tasks:
             self.tasks[flight].cancel()
 
-    def _give_up(self, message: str) -> None:
+    def give_up(self, message: str) -> None:
+        """End the run, to be resumed."""
         self._stop(EngineError(f"{message}. Finished answers are kept; run the same command again to resume."))
 
     def _stop(self, error: BaseException) -> None:

@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from plait.engine.pool import Balancer, Flight
+from plait.engine.http_flight import Flight
+from plait.engine.pool import Balancer
 from plait.engine.servers import Server
 
 WAVE_S = 0.03
@@ -64,33 +65,56 @@ class Health:
     def eject(self, server: Server) -> None:
         """Stop using a server until a probe reaches it."""
         server.up = False
-        if not self.balancer.members[server.index].up:
-            return
+        if self.balancer.members[server.index].up:
+            self._take_out(server)
+            self.spawn(self._probe(server))
+
+    def retire(self, server: Server) -> None:
+        """Stop using a server for good."""
+        if not server.retired:
+            server.retired = True
+            server.up = False
+            if self.balancer.members[server.index].up:
+                self._take_out(server)
+
+    def enlist(self, server: Server) -> None:
+        """Use a retired server again, once a probe reaches it."""
+        if server.retired:
+            server.retired = False
+            self.spawn(self._probe(server))
+
+    def _take_out(self, server: Server) -> None:
         self.balancer.eject(server.index)
         if not any(s.up for s in self.servers):
             self.all_down_s = self.now_s()
-        self.spawn(self._probe(server))
         self.pump()
 
     async def _probe(self, server: Server) -> None:
         wait_s = PROBE_S
         while True:
             await asyncio.sleep(wait_s * self.jitter.uniform(0.8, 1.2))
-            if await server.alive():
+            if server.retired:
+                return
+            if await server.discover():  # anew: another model or cache may have been started there
                 break
             wait_s = min(2 * wait_s, MAX_PROBE_S)
-        if not server.watched:  # it was down when the pool was opened
-            await server.discover()
-            self.watch(server)
+        self.watch(server)
         server.up, server.failures, server.progress_s = True, 0, self.now_s()
         self.all_down_s = -1.0
         self.balancer.admit(server.index)
         self.pump()
 
     def watch(self, server: Server) -> None:
-        """Begin to follow a server that was discovered."""
-        server.watched = True
-        if server.info.kind:
+        """Take what was discovered about a server into account, and follow its load."""
+        info, member = server.info, self.balancer.members[server.index]
+        member.prime = not info.shares_within_a_batch
+        member.slots = info.slot_caches
+        if member.slots:
+            # A request that waits there takes whichever slot gets free, and throws away what that one has cached.
+            member.kv_tokens = info.kv_tokens
+            server.window.fix(member.slots)
+        if info.kind and not server.watched:
+            server.watched = True
             self.spawn(self._follow(server))
 
     async def _follow(self, server: Server) -> None:

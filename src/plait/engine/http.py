@@ -9,22 +9,21 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import aiohttp
 import msgspec
 
 from plait.engine.dispatch import Dispatcher
-from plait.engine.http_settings import HttpSettings
-from plait.engine.pool import flight_of
+from plait.engine.http2 import Http2, check_installed
+from plait.engine.http_flight import flight_of
+from plait.engine.http_settings import HttpSettings, endpoint_name
 from plait.engine.servers import Server
-from plait.errors import EngineError
+from plait.engine.transport import Http1, Transport
+from plait.errors import EngineError, UsageError
 from plait.events import Capacity, EngineRequest, Event
 
 __all__ = ["HttpPool", "HttpSettings"]
 
-KEEP_ALIVE_S = 4.0
-"""Shorter than the 5 s after which uvicorn closes an idle connection: a request must not meet a closing one."""
-UNKNOWN_SEQS = 512
-"""Requests per server the driver may hand over where nothing is known about it."""
+UNKNOWN_SEQS = 256
+"""Requests that a server of which nothing is known is assumed to run at once."""
 UNKNOWN_KV_TOKENS = 1 << 40
 SPARE_FILES = 128
 
@@ -37,7 +36,13 @@ class HttpPool:
 
     def __init__(self, settings: HttpSettings) -> None:
         settings.check()
+        if settings.http2:
+            check_installed()
         self.settings = settings
+        listed = settings.endpoint_list()
+        self._endpoints = tuple(dict.fromkeys([*settings.endpoints, *(listed.read() if listed else ())]))
+        if not self._endpoints:
+            raise UsageError(f"--endpoints-file {settings.endpoints_file}: no endpoint in it")
         self._key = settings.api_key()
         self._start_s = time.perf_counter()
         self._events: deque[Event] = deque()
@@ -57,8 +62,14 @@ class HttpPool:
 
     @property
     def capacity(self) -> Capacity:
-        """Of the whole pool. Servers that do not tell their KV size are limited by count instead."""
+        """Of the whole pool. Servers that do not tell their KV size are limited by count instead. Where prefixes must
+        be primed the pool does it: the scheduler need not wait."""
         return self._capacity
+
+    @property
+    def name(self) -> str:
+        """The servers, for messages."""
+        return ", ".join(endpoint_name(endpoint) for endpoint in self._endpoints)
 
     @property
     def models(self) -> frozenset[str]:
@@ -68,7 +79,7 @@ class HttpPool:
     def submit(self, requests: Sequence[EngineRequest], prefill_budget_tokens: int | None = None) -> None:
         """See ``Engine``. The prefill budget is the servers' own business."""
         self._raise_if_gone()
-        ratio = self._dispatcher.bytes_per_token
+        ratio = self._dispatcher.pace.bytes_per_token
         flights = [flight_of(request, self._encode(request), ratio) for request in requests]
         self._loop.call_soon_threadsafe(self._dispatcher.submit, flights)
 
@@ -101,24 +112,16 @@ class HttpPool:
     # ---- in the loop's thread
 
     async def _open(self) -> Dispatcher:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.settings.connect_timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
-        )
-        secret = self._key.encode() if self._key else b""
-        servers = [Server(i, endpoint, session, secret) for i, endpoint in enumerate(self.settings.endpoints)]
+        settings = self.settings
+        self._http1: Transport = Http1(settings.connect_timeout_s, self._key)
+        self._http2: Transport | None = Http2(settings.connect_timeout_s, self._key) if settings.http2 else None
+        servers = [self._new_server(index, endpoint) for index, endpoint in enumerate(self._endpoints)]
         found = await asyncio.gather(*(server.discover() for server in servers))
         for server, up in zip(servers, found, strict=True):
             server.up = up
-            server.window.ceiling = _open_files() // len(servers)
         locked = [server.name for server in servers if server.last_status in (401, 403)]
         if locked or not any(found):
-            await session.close()
+            await self._hang_up()
         if locked:
             got = f"the key in {self.settings.api_key_env}" if self._key else "a request without a key"
             raise EngineError(f"{', '.join(locked)} refused {got}; name the right variable with --api-key-env")
@@ -127,14 +130,24 @@ class HttpPool:
             raise EngineError(
                 f"no server answers ({faults}). Start it or check --endpoint, then run the same command again."
             )
-        self._session = session
-        dispatcher = Dispatcher(self.settings, servers, self.now_s, self._emit, self._stop)
+        dispatcher = Dispatcher(settings, servers, self.now_s, self._emit, self._stop, self._new_server)
         dispatcher.run()
         return dispatcher
 
+    def _new_server(self, index: int, endpoint: str) -> Server:
+        http2 = self._http2 if endpoint.startswith("https:") else None
+        server = Server(index, endpoint, http2 or self._http1, self._key.encode() if self._key else b"")
+        server.window.ceiling = _open_files() // max(len(self._endpoints), index + 1)
+        return server
+
     async def _shut(self) -> None:
         await self._dispatcher.close()
-        await self._session.close()
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        for transport in (self._http1, self._http2):
+            if transport is not None:
+                await transport.close()
 
     def _emit(self, event: Event) -> None:
         """Hand an event over; the driver's thread is woken once for all events of one turn of the loop."""
@@ -162,17 +175,20 @@ class HttpPool:
     def _find_capacity(self) -> Capacity:
         infos = [server.info for server in self._dispatcher.servers if server.up]
         settings = self.settings
-        kv_tokens = settings.kv_tokens or (sum(i.kv_tokens for i in infos) if all(i.kv_tokens for i in infos) else 0)
-        seqs = sum(2 * info.max_num_seqs or UNKNOWN_SEQS for info in infos)
+        # Slots share nothing, and servers may be added: there, the pool itself keeps to what each server holds.
+        countable = all(i.kv_tokens and not i.slot_caches for i in infos) and settings.endpoints_file is None
+        kv_tokens = settings.kv_tokens or (sum(info.kv_tokens for info in infos) if countable else 0)
+        seqs = sum(info.max_num_seqs or UNKNOWN_SEQS for info in infos)
+        if settings.endpoints_file is not None:
+            seqs = max(seqs, UNKNOWN_SEQS)
         if settings.max_concurrency:
-            seqs = min(seqs, 2 * settings.max_concurrency)
+            seqs = min(seqs, settings.max_concurrency)
         contexts = [info.max_context_tokens for info in infos if info.max_context_tokens]
         return Capacity(
             kv_tokens=kv_tokens or UNKNOWN_KV_TOKENS,
             block_tokens=settings.block_tokens or max(max(info.block_tokens for info in infos), 1),
-            max_num_seqs=seqs,
+            max_num_seqs=settings.ahead * seqs,
             max_context_tokens=settings.max_context_tokens or min(contexts, default=0),
-            prefix_lookup_at_submit=not all(info.shares_within_a_batch for info in infos),
         )
 
     def _raise_if_gone(self) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from plait.errors import UsageError
+
+if TYPE_CHECKING:
+    from plait.engine.endpoint_list import EndpointList
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +21,14 @@ class HttpSettings:
 
     endpoints: tuple[str, ...]
     """Base URLs, usually ending in /v1."""
+    endpoints_file: Path | None = None
+    """More of them, one a line; read again whenever it changes."""
     model: str | None = None
     """Replaces every body's ``model``."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the API key; the key itself is never stored in settings."""
+    http2: bool = False
+    """Speak HTTP/2 to https endpoints that offer it."""
     max_concurrency: int = 0
     """Requests in flight over the whole pool."""
     rpm: float = 0.0
@@ -43,24 +52,33 @@ class HttpSettings:
     kv_tokens: int = 0
     """KV tokens of the whole pool, where the servers do not tell."""
     block_tokens: int = 0
+    ahead: int = 2
+    """Requests the pool may be handed for each one that can run: more show it prefix groups to keep side by side, fewer
+    leave the order open to what is learned meanwhile."""
     max_context_tokens: int = 0
     seed: int = 0
     """Of the jitter."""
 
     def check(self) -> None:
         """Raise UsageError for the first option that cannot work."""
-        if not self.endpoints:
+        if not self.endpoints and self.endpoints_file is None:
             raise UsageError("no endpoint given; use --endpoint http://HOST:PORT/v1")
         for endpoint in self.endpoints:
-            parts = urlsplit(endpoint)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise UsageError(f"endpoint '{endpoint_name(endpoint)}' is not a URL like http://HOST:PORT/v1")
+            fault = endpoint_fault(endpoint)
+            if fault:
+                raise UsageError(fault)
         for name in ("max_concurrency", "rpm", "tpm", "retries", "run_retries", "kv_tokens", "block_tokens"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; a number >= 0 is needed (0 = no limit)")
         for name in ("stall_timeout_s", "max_wait_s", "connect_timeout_s", "backoff_s", "patience_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; a number of seconds above 0 is needed")
+
+    def endpoint_list(self) -> EndpointList | None:
+        """The file of endpoints, if there is one."""
+        from plait.engine.endpoint_list import EndpointList
+
+        return None if self.endpoints_file is None else EndpointList(self.endpoints_file)
 
     def api_key(self) -> str | None:
         """The key from the environment. Raises UsageError if the variable is named but empty."""
@@ -72,9 +90,22 @@ class HttpSettings:
         return key
 
 
+def endpoint_fault(endpoint: str) -> str:
+    """What is wrong with an endpoint; empty if nothing is."""
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    return "" if usable else f"endpoint '{endpoint_name(endpoint)}' is not a URL like http://HOST:PORT/v1"
+
+
 def endpoint_name(endpoint: str) -> str:
     """An endpoint as messages may show it: without user, password and query."""
-    parts = urlsplit(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:
+        return endpoint.rpartition("@")[2]
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
 
 

@@ -71,6 +71,11 @@ class ServerInfo:
     max_num_seqs: int = 0
 
     @property
+    def slot_caches(self) -> int:
+        """Slots that each cache what they ran last, and share nothing; 0: one cache for all."""
+        return self.max_num_seqs if self.kind == "llama.cpp" else 0
+
+    @property
     def shares_within_a_batch(self) -> bool:
         """True if a prefix need not be primed."""
         return self.kind in SHARES_WITHIN_A_BATCH
@@ -140,8 +145,9 @@ def with_models(info: ServerInfo, page: Mapping[str, Any]) -> ServerInfo:
 
 
 def with_props(info: ServerInfo, page: Mapping[str, Any]) -> ServerInfo:
-    """Add llama.cpp's GET /props: slots and context per slot. A slot keeps the KV of its last request and a request
-    reuses what its slot holds, so the pool is slots x context and the granularity one token."""
+    """Add llama.cpp's GET /props: slots and context per slot. A slot keeps the KV of its last request, and a request
+    reuses what its slot holds. Whether the slots share one context (``kv_unified``) or have one each is not told: what
+    is sure to be there is one."""
     slots = _whole(page.get("total_slots"))
     context = _whole((page.get("default_generation_settings") or {}).get("n_ctx"))
     if not slots or not context:
@@ -151,7 +157,7 @@ def with_props(info: ServerInfo, page: Mapping[str, Any]) -> ServerInfo:
         kind="llama.cpp",
         max_num_seqs=slots,
         max_context_tokens=context,
-        kv_tokens=info.kv_tokens or slots * context,
+        kv_tokens=info.kv_tokens or context,
         block_tokens=1,
     )
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import msgspec
-from yarl import URL
 
 from plait.engine.answers import Fault, Outcome, excerpt, read_reply
+from plait.engine.http_flight import Flight
 from plait.engine.http_settings import endpoint_name, server_root, target
-from plait.engine.pool import Flight
 from plait.engine.server_metrics import (
     Load,
     ServerInfo,
@@ -24,9 +21,9 @@ from plait.engine.server_metrics import (
     with_props,
     with_server_info,
 )
+from plait.engine.transport import Transport, TransportError
 from plait.engine.window import Window
 
-LARGE_BODY_BYTES = 1 << 20
 PROBE_TIMEOUT_S = 15.0
 """Long: a server whose CPUs are busy answers late, and is alive."""
 
@@ -37,7 +34,7 @@ class Server:
 
     index: int
     endpoint: str
-    session: aiohttp.ClientSession
+    transport: Transport
     secret: bytes = b""
     info: ServerInfo = field(default_factory=ServerInfo)
     window: Window = field(default_factory=Window)
@@ -59,43 +56,39 @@ class Server:
     last_status: int = 0
     """Of the last probe."""
     watched: bool = False
+    """Its metrics are being followed."""
+    retired: bool = False
+    """It is not to be used any more."""
 
     def __post_init__(self) -> None:
         self.name = endpoint_name(self.endpoint)
         self.root = server_root(self.endpoint)
-        self.targets: dict[str, URL] = {}
+        self.targets: dict[str, str] = {}
 
     async def exchange(self, flight: Flight) -> Outcome:
         """Send one request and judge what comes back; a transport error is a Fault, never raised."""
         url = self.targets.get(flight.url)
         if url is None:
-            url = self.targets[flight.url] = URL(target(self.endpoint, flight.url))
-        data = flight.body if len(flight.body) < LARGE_BODY_BYTES else io.BytesIO(flight.body)
+            url = self.targets[flight.url] = target(self.endpoint, flight.url)
         try:
-            async with self.session.post(url, data=data, allow_redirects=False) as reply:
-                body = await reply.read()
-                if self.secret and self.secret in body:
-                    body = body.replace(self.secret, b"***")
-                return read_reply(reply.status, reply.headers.get("Content-Type"), reply.headers, body)
-        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, TimeoutError) as error:
-            return Fault("connection_failed", f"{self.name}: {error or type(error).__name__}")
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError) as error:
-            return Fault("disconnected", f"{self.name}: {error or type(error).__name__}")
-        except aiohttp.ClientError as error:
-            return Fault("transport_error", f"{self.name}: {type(error).__name__}: {error}")
+            status, headers, body = await self.transport.post(url, flight.body)
+        except TransportError as error:
+            return Fault(error.code, f"{self.name}: {error}")
+        if self.secret and self.secret in body:
+            body = body.replace(self.secret, b"***")
+        return read_reply(status, headers.get("Content-Type"), headers, body)
 
     async def alive(self) -> bool:
         """True if the server answers at all; ``last_error`` says why not."""
         try:
-            async with self._get(f"{self.endpoint.rstrip('/')}/models") as reply:
-                body = await reply.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            self.last_error = str(error) or type(error).__name__
+            status, _, body = await self.transport.get(f"{self.endpoint.rstrip('/')}/models", PROBE_TIMEOUT_S)
+        except TransportError as error:
+            self.last_error = str(error)
             return False
-        self.last_status = reply.status
-        if reply.status >= 500:
-            self.last_error = f"status {reply.status}: {excerpt(body)}"
-        return reply.status < 500
+        self.last_status = status
+        if status >= 500:
+            self.last_error = f"status {status}: {excerpt(body)}"
+        return status < 500
 
     async def discover(self) -> bool:
         """Read what the server says about itself; False if it does not answer. Pages a server lacks are no fault."""
@@ -116,11 +109,10 @@ class Server:
 
     async def _text(self, url: str) -> str:
         try:
-            async with self._get(url) as reply:
-                text = await reply.text(errors="replace")
-                return text if reply.status == 200 else ""
-        except (aiohttp.ClientError, TimeoutError):
+            status, _, body = await self.transport.get(url, PROBE_TIMEOUT_S)
+        except TransportError:
             return ""
+        return body.decode("utf-8", "replace") if status == 200 else ""
 
     async def _page(self, url: str) -> Mapping[str, Any]:
         try:
@@ -128,9 +120,6 @@ class Server:
         except msgspec.DecodeError:
             return {}
         return page if isinstance(page, dict) else {}
-
-    def _get(self, url: str) -> aiohttp.client._RequestContextManager:
-        return self.session.get(url, timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S), allow_redirects=False)
 
 
 SERVER_INFO = {"sglang": "get_server_info", "tgi": "info"}

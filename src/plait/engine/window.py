@@ -44,6 +44,11 @@ class Window:
     full: bool = False
     """The window was reached in this epoch: only then does its throughput say something about it."""
 
+    def fix(self, limit: int) -> None:
+        """It is known what runs at once, and nothing should wait there."""
+        self.ceiling = max(min(limit, self.ceiling), 1)
+        self.limit = float(self.ceiling)
+
     def room(self, in_flight: int) -> bool:
         """May one more request be sent?"""
         has_room = in_flight < int(self.limit)

@@ -1,0 +1,108 @@
+"""How bytes reach servers: HTTP/1.1 over keep-alive connections, and three ways in which that can fail."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import aiohttp
+from yarl import URL
+
+KEEP_ALIVE_S = 4.0
+"""Shorter than the 5 s after which uvicorn closes an idle connection: a request must not meet a closing one."""
+LARGE_BODY_BYTES = 1 << 20
+
+
+class Reply(NamedTuple):
+    """A whole reply."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in any case."""
+    body: bytes
+
+
+class TransportError(Exception):
+    """No whole reply came; the message says why."""
+
+    code = "transport_error"
+
+
+class UnreachedError(TransportError):
+    """No connection could be made: the server has not seen the request."""
+
+    code = "connection_failed"
+
+
+class CutOffError(TransportError):
+    """The connection broke before the reply was complete."""
+
+    code = "disconnected"
+
+
+class Transport(Protocol):
+    """All methods raise TransportError and nothing else; redirects are not followed."""
+
+    async def post(self, url: str, body: bytes) -> Reply:
+        """Send a JSON body and wait for the reply as long as it takes."""
+
+    async def get(self, url: str, timeout_s: float) -> Reply:
+        """Fetch a page."""
+
+    async def close(self) -> None:
+        """Cut every connection off."""
+
+
+def json_headers(api_key: str | None) -> dict[str, str]:
+    """Headers of every request."""
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+
+
+class Http1:
+    """HTTP/1.1 with as many kept connections as there are requests in flight. Make it inside the loop."""
+
+    def __init__(self, connect_timeout_s: float, api_key: str | None) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=json_headers(api_key),
+        )
+        self._urls: dict[str, URL] = {}
+
+    async def post(self, url: str, body: bytes) -> Reply:
+        """See ``Transport``."""
+        parsed = self._urls.get(url)
+        if parsed is None:
+            parsed = self._urls[url] = URL(url)
+        data = body if len(body) < LARGE_BODY_BYTES else io.BytesIO(body)
+        try:
+            async with self._session.post(parsed, data=data, allow_redirects=False) as reply:
+                return Reply(reply.status, reply.headers, await reply.read())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _translated(error) from error
+
+    async def get(self, url: str, timeout_s: float) -> Reply:
+        """See ``Transport``."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as reply:
+                return Reply(reply.status, reply.headers, await reply.read())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _translated(error) from error
+
+    async def close(self) -> None:
+        """See ``Transport``."""
+        await self._session.close()
+
+
+def _translated(error: Exception) -> TransportError:
+    text = str(error) or type(error).__name__
+    match error:
+        case aiohttp.ClientConnectorError() | aiohttp.ServerTimeoutError() | TimeoutError():
+            return UnreachedError(text)
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | aiohttp.ClientPayloadError():
+            return CutOffError(text)
+        case _:
+            return TransportError(f"{type(error).__name__}: {text}")
