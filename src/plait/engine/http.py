@@ -178,16 +178,16 @@ class HttpPool:
         # Slots share nothing, and servers may be added: there, the pool itself keeps to what each server holds.
         countable = all(i.kv_tokens and not i.slot_caches for i in infos) and settings.endpoints_file is None
         kv_tokens = settings.kv_tokens or (sum(info.kv_tokens for info in infos) if countable else 0)
-        seqs = sum(info.max_num_seqs or UNKNOWN_SEQS for info in infos)
+        seqs = sum(settings.slot_ahead * i.slot_caches or 2 * (i.max_num_seqs or UNKNOWN_SEQS) for i in infos)
         if settings.endpoints_file is not None:
-            seqs = max(seqs, UNKNOWN_SEQS)
+            seqs = max(seqs, 2 * UNKNOWN_SEQS)
         if settings.max_concurrency:
-            seqs = min(seqs, settings.max_concurrency)
+            seqs = min(seqs, max(settings.slot_ahead, 2) * settings.max_concurrency)
         contexts = [info.max_context_tokens for info in infos if info.max_context_tokens]
         return Capacity(
             kv_tokens=kv_tokens or UNKNOWN_KV_TOKENS,
             block_tokens=settings.block_tokens or max(max(info.block_tokens for info in infos), 1),
-            max_num_seqs=settings.ahead * seqs,
+            max_num_seqs=seqs,
             max_context_tokens=settings.max_context_tokens or min(contexts, default=0),
         )
 
