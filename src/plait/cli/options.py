@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -40,8 +41,18 @@ EMBEDDED = (
 
 POOL = (
     click.option("--endpoint", multiple=True, metavar="URL", help="Run on this OpenAI-compatible server (repeatable)."),
+    click.option(
+        "--endpoints-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="More endpoints, one URL a line; read again when it changes, so that servers can come and go meanwhile.",
+    ),
+    click.option("--http2", is_flag=True, help="Speak HTTP/2 to https endpoints that offer it. Costs more CPU."),
     click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the servers' API key."),
     click.option("--tokenizer", metavar="PATH_OR_ID", help="Count the servers' prompt tokens with this model's files."),
+    click.option(
+        "--block-tokens", type=click.IntRange(min=1), help="Prefix-cache block of servers that do not tell theirs."
+    ),
     click.option("--max-concurrency", type=click.IntRange(min=1), default=None, help="Requests in flight at most."),
     click.option("--rpm", type=FiniteRange(min=0), default=0.0, help="Requests a minute; 0: no limit."),
     click.option("--tpm", type=FiniteRange(min=0), default=0.0, help="Tokens a minute; 0: no limit."),

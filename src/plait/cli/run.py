@@ -33,7 +33,7 @@ RUNNING = (
         help="Order of the final file.",
     ),
     click.option(
-        "--retries", type=click.IntRange(min=0), default=3, show_default=True, help="Tries after a server's fault."
+        "--retries", type=click.IntRange(min=0), help="Tries after a server's fault. [default: 3; of servers 6]"
     ),
     click.option(
         "--retry-failed",
@@ -126,13 +126,15 @@ def _run(
 def _place(given: dict[str, Any], say: Callable[[str], None]) -> Place:
     """Where the job runs: the servers of --endpoint, else the embedded engine."""
     own = {name: given[name] for name in ("kv_gib", "max_num_seqs", "max_batched_tokens", "threads")}
-    if not given["endpoint"]:
+    if not given["endpoint"] and given["endpoints_file"] is None:
         return Embedded(given["model"], EngineSettings(kv_tokens=given["kv_tokens"], **own), say)
     for name, value in own.items():
         if value is not None:
             raise UsageError(f"--{name.replace('_', '-')} is a setting of the embedded engine; servers have their own")
     settings = HttpSettings(
         endpoints=given["endpoint"],
+        endpoints_file=given["endpoints_file"],
+        http2=given["http2"],
         model=given["model"],
         api_key_env=given["api_key_env"],
         max_concurrency=given["max_concurrency"] or 0,
@@ -141,6 +143,9 @@ def _place(given: dict[str, Any], say: Callable[[str], None]) -> Place:
         stall_timeout_s=given["stall_timeout"],
         max_wait_s=given["max_wait"],
         kv_tokens=given["kv_tokens"] or 0,
+        block_tokens=given["block_tokens"] or 0,
+        slot_ahead=2 if given["goal"] == "latency" else 16,
+        **({} if given["retries"] is None else {"retries": given["retries"]}),
     )
     return Servers(settings, given["tokenizer"])
 
@@ -153,7 +158,7 @@ def _options(files: tuple[str, ...], output: str, batch: BatchOptions, place: Pl
         inputs=files,
         settings={**place.answer_settings, **changing},
         notes={"policy": batch.policy, "seed": batch.seed},
-        retries=given["retries"] if place.retries else 0,
+        retries=(3 if given["retries"] is None else given["retries"]) if place.retries else 0,
         max_failures=given["max_failures"],
         retry_failed=given["retry_failed"],
         order=given["order"],

@@ -26,8 +26,10 @@ from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_ru
 from plait.run.prepare import Overflow, Prepared, Tokenizer, asked_tokens, prepare, with_cap
 from plait.scheduler import Scheduler
 from plait.table import I64
-from plait.tree.sharing import shared_with_previous, unique_tokens
+from plait.tree.sharing import prefix_groups, shared_with_previous, unique_tokens
 
+LEAST_GROUP_TOKENS = 64
+"""Shared tokens that make requests a group: worth keeping at one server."""
 MIN_CALIBRATION_STEPS = 50
 """Steps a run must have had before its step times are worth keeping."""
 
@@ -219,6 +221,7 @@ def _request_maker(
     table = prepared.table
     assert table.tokens is not None and table.offsets is not None
     tokens, offsets = table.tokens, table.offsets
+    groups = prefix_groups(prepared.tree, LEAST_GROUP_TOKENS)
 
     def make(i: int, request: BatchRequest) -> EngineRequest:
         sent(i)
@@ -227,7 +230,8 @@ def _request_maker(
         body = request.body
         if request.row in prepared.clamped or (default_max_tokens is not None and asked_tokens(body) is None):
             body = with_cap(body, cap)
-        return EngineRequest(i, request.url, body, ids, cap, int(prepared.tree.node_of[i]))
+        group = int(groups[i]) or -1
+        return EngineRequest(i, request.url, body, ids, cap, group, request.custom_id or "")
 
     return make
 

@@ -10,7 +10,7 @@ import numpy as np
 from plait.data.bytesplan import prompt_bytes, pseudo_tokens
 from plait.data.problems import Fault
 from plait.engine.http import HttpPool
-from plait.engine.http_settings import HttpSettings, endpoint_name
+from plait.engine.http_settings import HttpSettings
 from plait.errors import UsageError
 from plait.events import Engine
 from plait.model.calibrate import Calibration
@@ -32,11 +32,11 @@ class Servers:
     calibrated = False
 
     def __init__(self, settings: HttpSettings, tokenizer: str | None) -> None:
-        self.name = ", ".join(endpoint_name(endpoint) for endpoint in settings.endpoints)
         self._settings, self._tokenizer = settings, tokenizer
-        key = settings.api_key() if settings.endpoints else None
+        key = settings.api_key()
         self.secrets: tuple[str, ...] = (key,) if key else ()
         self._engine = HttpPool(settings)
+        self.name = self._engine.name
         if settings.model is not None and self._engine.models and settings.model not in self._engine.models:
             self._engine.close()
             names = ", ".join(sorted(self._engine.models))

@@ -43,6 +43,21 @@ def shared_with_previous(tree: PrefixTree, order: I64) -> I64:
     return _adjacent_hits(tree.parent, tree.prefix_tokens, tree.node_of, order)
 
 
+def prefix_groups(tree: PrefixTree, least_tokens: int) -> I32:
+    """Group of each row, int32 [n]: the deepest node above it that adds at least ``least_tokens`` to its parent, 0 if
+    there is none. Rows of a group should run at one server, one after the other."""
+    return _worthy_nodes(tree.parent, tree.segment_tokens, least_tokens)[tree.node_of]
+
+
+@njit
+def _worthy_nodes(parent: I32, segment_tokens: I64, least_tokens: int) -> I32:
+    """Each node itself if it is long enough, else what its parent stands for; int32 [m]."""
+    group = np.zeros(len(parent), np.int32)
+    for v in range(1, len(parent)):
+        group[v] = v if segment_tokens[v] >= least_tokens else group[parent[v]]
+    return group
+
+
 @njit
 def _adjacent_hits(parent: I32, prefix_tokens: I64, node_of: I32, order: I64) -> I64:
     """Preorder ids: the larger one of two different nodes is not above the other, so it may step up."""
