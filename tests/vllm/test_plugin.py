@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,23 +24,22 @@ pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 PREFIX_TOKENS, OWN_TOKENS, BLOCK_TOKENS = 320, 16, 128
 
 
-def engine(scheduler: str | None, goal: str, **more: Any) -> Any:
+def engine(scheduler: str, goal: str, plait: dict[str, Any] | None = None, **more: Any) -> Any:
     """An engine in this process, so that its scheduler can be looked at."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    own = {} if scheduler is None else {"scheduler_cls": scheduler, "additional_config": {"plait": {"goal": goal}}}
+    settings = {"max_num_seqs": 4, "num_gpu_blocks_override": 48, **more}
     arguments = EngineArgs(
         model=MODEL,
         max_model_len=1024,
-        num_gpu_blocks_override=48,
-        max_num_seqs=4,
         enforce_eager=True,
         enable_prefix_caching=True,
-        **own,
-        **more,
+        scheduler_cls=scheduler,
+        additional_config={"plait": {"goal": goal, **(plait or {})}},
+        **settings,
     )
     return LLMEngine.from_engine_args(arguments)
 
@@ -119,28 +119,108 @@ def test_the_order_observed_is_the_order_asked_for(throughput: Any) -> None:
     assert taken == sorted(taken, key=place)
 
 
-def test_random_aborts_lose_nobody_else(throughput: Any) -> None:
-    dice = random.Random(3)
-    rows = mix(3, groups=5, each=40)
-    aborted: set[str] = set()
-    found: dict[str, Any] = {}
-    waiting = [(f"c{index}", tokens[:100]) for index, (_, tokens) in enumerate(rows)]
+@pytest.mark.parametrize("goal", ["throughput", "latency"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_thousand_random_requests_with_aborts_all_end_once_and_free_their_blocks(goal: str, policy: str) -> None:
+    """KV cache so small that requests are preempted; priorities and aborts at random; nothing is left behind."""
+    made = engine("plait.vllm.Scheduler", goal, scheduling_policy=policy, max_num_seqs=16, num_gpu_blocks_override=12)
+    dice = random.Random(f"{goal} {policy}")
+    waiting = [f"c{index}" for index in range(1000)]
     added: list[str] = []
-    while waiting or throughput.has_unfinished_requests():
-        for _ in range(min(dice.randrange(12), len(waiting))):
-            name, tokens = waiting.pop()
-            add(throughput, name, tokens, max_tokens=dice.randrange(1, 4))
-            added.append(name)
-        for name in dice.sample(added, min(2, len(added))):
+    aborted: set[str] = set()
+    found: set[str] = set()
+    openings = [[dice.randrange(1000, 40000) for _ in range(6)] for _ in range(8)]
+    while waiting or made.has_unfinished_requests():
+        for _ in range(min(dice.randrange(60), len(waiting))):
+            added.append(waiting.pop())
+            tokens = dice.choice(openings) + [dice.randrange(1000, 40000) for _ in range(dice.randrange(1, 12))]
+            priority = dice.randrange(3) if policy == "priority" else 0
+            add(
+                made,
+                added[-1],
+                tokens,
+                max_tokens=dice.choice([1, 1, 2, 3, 150 if dice.random() < 0.1 else 1]),
+                priority=priority,
+            )
+        for name in dice.sample(added, min(4, len(added))):
             if name not in found and name not in aborted:
                 aborted.add(name)
-                throughput.abort_request([name])
-        for output in throughput.step():
+                made.abort_request([name])
+        for output in made.step():
             if output.finished and output.request_id not in aborted:
                 assert output.request_id not in found
-                found[output.request_id] = output
-    assert aborted and set(found) | aborted == {f"c{index}" for index in range(len(rows))}
-    assert not set(found) & aborted and len(scheduler_of(throughput).waiting) == 0
+                found.add(output.request_id)
+    assert aborted and not found & aborted and found | aborted == {f"c{index}" for index in range(1000)}
+    scheduler = scheduler_of(made)
+    assert type(scheduler.waiting).__name__ == "OrderedQueue" and len(scheduler.waiting) == 0
+    assert not scheduler.running and not scheduler.requests
+    assert scheduler.kv_cache_manager.usage == 0.0
+
+
+@pytest.mark.parametrize("goal", ["throughput", "latency"])
+def test_nobody_starves_behind_a_stream_of_better_placed_arrivals(goal: str) -> None:
+    """The victim sorts last and is the most work; two new requests arrive for each that ends."""
+    made = engine("plait.vllm.Scheduler", goal, max_num_seqs=2)
+    dice = random.Random(5)
+    for index in range(8):
+        add(made, f"s{index}", [2000, dice.randrange(1000, 40000)], max_tokens=1)
+    add(
+        made,
+        "victim",
+        [45000] + [dice.randrange(1000, 40000) for _ in range(60)],
+        max_tokens=40 if goal == "latency" else 1,
+    )
+    ends = arrivals = 0
+    while True:
+        for output in made.step():
+            if output.finished:
+                if output.request_id == "victim":
+                    break
+                ends += 1
+                for _ in range(2):
+                    arrivals += 1
+                    add(made, f"t{arrivals}", [2000 + arrivals // 50, dice.randrange(1000, 40000)], max_tokens=1)
+        else:
+            assert ends < 1500
+            continue
+        break
+    made.abort_request([f"t{index}" for index in range(1, arrivals + 1)] + [f"s{index}" for index in range(8)])
+    run(made)
+    assert ends > 8 and len(scheduler_of(made).waiting) == 0
+
+
+def test_a_prefill_budget_holds_while_others_generate_and_only_then() -> None:
+    made = engine("plait.vllm.Scheduler", "throughput", plait={"prefill_tokens": 64})
+    scheduler = scheduler_of(made)
+    steps: list[tuple[int, int]] = []
+    schedule = scheduler.schedule
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        generating = sum(request.num_output_tokens > 0 for request in scheduler.running)
+        output = schedule(*args, **kwargs)
+        steps.append((generating, output.total_num_scheduled_tokens))
+        return output
+
+    scheduler.schedule = noted
+    dice = random.Random(6)
+    add(made, "p0", [dice.randrange(1000, 40000) for _ in range(300)], max_tokens=30)
+    made.step()
+    made.step()
+    add(made, "p1", [dice.randrange(1000, 40000) for _ in range(500)], max_tokens=2)
+    assert set(run(made)) == {"p0", "p1"}
+    assert max(tokens for generating, tokens in steps if not generating) >= 300
+    assert all(tokens <= generating + 64 for generating, tokens in steps if generating)
+    assert sum(tokens == generating + 64 for generating, tokens in steps if generating) >= 5
+
+
+@pytest.mark.parametrize("name", ["Scheduler", "SyncScheduler"])
+def test_it_works_with_and_without_async_scheduling(name: str) -> None:
+    made = engine(f"plait.vllm.{name}", "latency", async_scheduling=name == "Scheduler")
+    assert made.vllm_config.scheduler_config.async_scheduling == (name == "Scheduler")
+    for index, (_, tokens) in enumerate(mix(7, groups=2, each=4)):
+        add(made, f"g{index}", tokens[-40:], max_tokens=5)
+    found = run(made)
+    assert len(found) == 8 and all(len(output.outputs[0].token_ids) == 5 for output in found.values())
 
 
 def test_priorities_and_the_latency_goal_put_short_work_first() -> None:
@@ -162,9 +242,29 @@ def test_priorities_and_the_latency_goal_put_short_work_first() -> None:
     assert max(short) < min(long)
 
 
-def test_an_interface_that_changed_leaves_vllms_own_order(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_an_interface_that_changed_leaves_vllms_own_order_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a real engine: a queue that asks for a method we do not have, or a scheduler without an attribute we read."""
     import plait.vllm
 
-    monkeypatch.setattr(plait.vllm, "QUEUE_METHODS", frozenset({"something_else"}))
-    fault = plait.vllm.interface_fault(object())
-    assert fault is not None and "something_else" in fault
+    told: list[str] = []
+    monkeypatch.setattr(plait.vllm.log, "warning", lambda text, *values: told.append(text % values))
+    for name, changed, words in (
+        ("QUEUE_METHODS", plait.vllm.QUEUE_METHODS | {"peek_many"}, "peek_many"),
+        ("STEP_ATTRIBUTES", ("no_such_attribute",), "no_such_attribute"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(plait.vllm, name, changed)
+            made = engine("plait.vllm.Scheduler", "latency")
+            assert len(told) == 1 and words in told.pop()
+            assert type(scheduler_of(made).waiting).__name__ == "FCFSRequestQueue"
+            for index in range(6):
+                add(made, f"e{index}", [1000 + index] * 20, max_tokens=1 + index % 3)
+            assert len(run(made)) == 6 and not told
+
+
+@pytest.mark.parametrize("own", [{"goal": "speed"}, {"prefill_tokens": -1}])
+def test_settings_that_cannot_work_are_refused_at_the_start(own: dict[str, Any]) -> None:
+    import plait.vllm
+
+    with pytest.raises(ValueError, match="plait: "):
+        plait.vllm.chosen(SimpleNamespace(additional_config={"plait": own}))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 GOALS = ("throughput", "latency")
 SLACK_POPS = 256
@@ -85,10 +85,10 @@ class WaitingOrder:
         self.front: list[Waiting] = []
         """Requests that were put back, the next one last."""
         self._sorted: dict[int, list[tuple[bytes, int, Waiting]]] = {}
-        self._due: dict[int, list[tuple[int, int, Waiting]]] = {}
-        self._ranked: list[tuple[int, float, int, Waiting]] = []
+        self._due: dict[int, list[tuple[int, int, int, Waiting]]] = {}
+        self._ranked: list[tuple[int, float, int, int, Waiting]] = []
         self._cursor: tuple[bytes, int] = (b"", -1)
-        self._serial = 0
+        self._serial = self._entries = 0
         self._pops = 0
         self._served = 0.0
         self._chosen: Waiting | None = None
@@ -98,17 +98,25 @@ class WaitingOrder:
 
     def add(self, item: Waiting) -> None:
         """A new request."""
-        self._chosen = None
         self._serial += 1
         item.serial = self._serial
         item.due_pops = self._pops + 2 * len(self.items) + SLACK_POPS
+        item.rank = AGEING * self._served + self.work(item)
+        self._insert(item)
+
+    def add_again(self, item: Waiting) -> None:
+        """A request that was taken goes back to its place: it keeps its age."""
+        self._insert(replace(item, gone=False))  # heaps still hold the old one, marked as gone
+
+    def _insert(self, item: Waiting) -> None:
+        self._chosen = None
+        self._entries += 1
         self.items[item.key] = item
         if self.goal == "latency":
-            item.rank = AGEING * self._served + self.work(item)
-            heapq.heappush(self._ranked, (item.priority, item.rank, item.serial, item))
+            heapq.heappush(self._ranked, (item.priority, item.rank, item.serial, self._entries, item))
             return
         bisect.insort(self._sorted.setdefault(item.priority, []), (item.tokens, item.serial, item))
-        heapq.heappush(self._due.setdefault(item.priority, []), (item.due_pops, item.serial, item))
+        heapq.heappush(self._due.setdefault(item.priority, []), (item.due_pops, item.serial, self._entries, item))
 
     def put_back(self, item: Waiting) -> None:
         """A request that was taken (or preempted) comes first again."""
@@ -157,7 +165,11 @@ class WaitingOrder:
     def in_order(self) -> list[Waiting]:
         """Everything that waits, roughly in the order it would be taken now."""
         rest = [item for item in self.items.values() if item not in self.front]
-        rest.sort(key=lambda item: (item.priority, item.rank, item.tokens > self._cursor[0], item.tokens, item.serial))
+        if self.goal == "latency":
+            rest.sort(key=lambda item: (item.priority, item.rank, item.serial))
+        else:
+            start = self._cursor
+            rest.sort(key=lambda item: (item.priority, (item.tokens, item.serial) <= start, item.tokens, item.serial))
         return self.front[::-1] + rest
 
     def work(self, item: Waiting) -> float:
@@ -170,15 +182,15 @@ class WaitingOrder:
         if not self.items:
             raise IndexError("nothing waits")
         if self.goal == "latency":
-            while self._ranked[0][3].gone:
+            while self._ranked[0][-1].gone:
                 heapq.heappop(self._ranked)
-            return self._ranked[0][3]
+            return self._ranked[0][-1]
         priority = min(self._sorted)
         due = self._due[priority]
-        while due[0][2].gone:
+        while due[0][-1].gone:
             heapq.heappop(due)
         if due[0][0] <= self._pops:
-            return due[0][2]
+            return due[0][-1]
         queue = self._sorted[priority]
         place = bisect.bisect_right(queue, self._cursor, key=lambda entry: entry[:2])
         return queue[place % len(queue)][2]
