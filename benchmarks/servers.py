@@ -3,7 +3,7 @@
     python benchmarks/servers.py --clients            CPU a request of the HTTP libraries that are installed
     python benchmarks/servers.py --driver             pool + journal against the leanest client, instant fake server
     python benchmarks/servers.py --memory [--rows N]  peak memory of runs of 10 000 and N (100 000) requests
-    python benchmarks/servers.py --llama              llama.cpp: file order all at once against the pool in tree order
+    python benchmarks/servers.py --llama [--rows 48]  llama.cpp: all at once in file order against ``plait run``
 
 Servers run in processes of their own. CPU is of this process (user + system), the least of several repetitions that
 alternate between the contestants. Results also go to out/servers-*.json.
@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gzip
 import importlib.util
 import json
-import random
 import resource
 import subprocess
 import sys
@@ -25,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -40,7 +37,6 @@ IN_FLIGHT = 64
 PROMPT_BYTES = 1500
 URL = "/v1/chat/completions"
 HEADERS = {"Content-Type": "application/json"}
-PROMPTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "prompts"
 
 
 @contextlib.contextmanager
@@ -243,85 +239,12 @@ def memory(n: int) -> dict[str, float]:
     return result
 
 
-# ---- llama.cpp
+def llama(n: int, repeats: int, goals: list[str]) -> dict[str, float]:
+    """See ``servers_llama``."""
+    from servers_llama import compare
 
-
-def prompts(n: int, seed: int) -> list[tuple[int, str]]:
-    """(group, prompt) of n requests drawn from BBH and GSM8K, grouped; ``n / 8`` of each of eight groups."""
-    found: dict[str, list[str]] = {}
-    for name in ("bbh_cot_3shot_15tasks.jsonl.gz", "gsm8k_8shot.jsonl.gz"):
-        with gzip.open(PROMPTS / name, "rt", encoding="utf-8") as file:
-            for line in file:
-                row = json.loads(line)
-                found.setdefault(row["group"], []).append(row["prompt"])
-    groups = sorted(found, key=lambda group: len(found[group][0]))[:8]
-    dice = random.Random(seed)
-    return [(number, prompt) for number, group in enumerate(groups) for prompt in dice.sample(found[group], n // 8)]
-
-
-async def all_at_once(url: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What ``run_batch`` and most scripts do."""
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-
-        async def one(body: dict[str, Any]) -> dict[str, Any]:
-            async with session.post(url + URL[3:], json=body) as reply:
-                answer: dict[str, Any] = await reply.json()
-                return answer
-
-        return await asyncio.gather(*(one(body) for body in bodies))
-
-
-def through_pool(url: str, bodies: list[dict[str, Any]], groups: list[int]) -> list[dict[str, Any]]:
-    """The pool, in tree order: groups side by side, each primed once."""
-    pool = HttpPool(HttpSettings((url,), stall_timeout_s=600))
-    order = sorted(range(len(bodies)), key=lambda row: (groups[row], bodies[row]["messages"][0]["content"]))
-    pool.submit([EngineRequest(row, URL, bodies[row], None, 16, affinity=groups[row]) for row in order])
-    answers: list[dict[str, Any]] = []
-    while len(answers) < len(bodies):
-        answers += [json.loads(event.body) for event in pool.poll(1.0) if isinstance(event, Finished)]
-    pool.close()
-    return answers
-
-
-def llama(n: int, repeats: int) -> dict[str, float]:
-    """Prompt tokens computed and wall time, interleaved runs; the first of each is discarded."""
-    from plait.engine.models import find_model
-    from plait.testing_llama import llama_server
-
-    drawn = prompts(n, seed=1)
-    random.Random(2).shuffle(drawn)
-    bodies = [
-        {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
-        for _, text in drawn
-    ]
-    groups = [group for group, _ in drawn]
-    runs: dict[str, list[tuple[float, int, int]]] = {"all at once": [], "pool": []}
-    for repeat in range(repeats + 1):
-        for name in runs:
-            with llama_server(find_model().path, slots=4, context_tokens=6144) as url:
-                start_s = time.perf_counter()
-                answers = (
-                    asyncio.run(all_at_once(url, bodies))
-                    if name == "all at once"
-                    else through_pool(url, bodies, groups)
-                )
-                took_s = time.perf_counter() - start_s
-            usage = [answer["usage"] for answer in answers]
-            asked = sum(entry["prompt_tokens"] for entry in usage)
-            cached = sum(entry["prompt_tokens_details"]["cached_tokens"] for entry in usage)
-            if repeat:
-                runs[name].append((took_s, asked - cached, asked))
-            print(f"{name:12} {took_s:6.1f} s, {asked - cached} of {asked} prompt tokens computed", flush=True)
-    best = {name: min(found) for name, found in runs.items()}
-    result = {
-        "time_ratio": best["pool"][0] / best["all at once"][0],
-        "computed_ratio": best["pool"][1] / best["all at once"][1],
-        "cached_share_pool": 1 - best["pool"][1] / best["pool"][2],
-        "cached_share_all_at_once": 1 - best["all at once"][1] / best["all at once"][2],
-    }
-    print(json.dumps(result, indent=1))
-    return result
+    found = {goal: compare(n, repeats, goal) for goal in goals}
+    return {f"{goal}_{name}": value for goal, result in found.items() for name, value in result.items()}
 
 
 def main() -> None:
@@ -330,7 +253,8 @@ def main() -> None:
     for name in ("clients", "driver", "memory", "llama"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--rows", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--goal", action="append", help="throughput or latency, for --llama (repeatable)")
     parser.add_argument("--one-client", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--one-run", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -346,11 +270,12 @@ def main() -> None:
         times = {"cpu_s": time.process_time() - cpu_s, "wall_s": time.perf_counter() - wall_s}
         print(json.dumps(times | {"peak_mb": peak_mb}))
         return
+    options.goal = options.goal or ["throughput", "latency"]
     jobs: dict[str, Callable[[], dict[str, float]]] = {
         "clients": lambda: clients(options.rows or 4000),
         "driver": lambda: driver(options.rows or 10_000),
         "memory": lambda: memory(options.rows or 100_000),
-        "llama": lambda: llama(options.rows or 64, options.repeats),
+        "llama": lambda: llama(options.rows or 48, options.repeats, options.goal),
     }
     chosen = [name for name in jobs if getattr(options, name)] or ["clients", "driver", "memory"]
     OUT.mkdir(exist_ok=True)

@@ -49,6 +49,7 @@ def main() -> None:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.endpoint_metrics = params.endpoint_props = True
     params.warmup = False
+    params.cache_ram_mib = 0  # prompts are kept in the slots only: the KV cache binds
     server = xllamacpp.Server(params)
     os.write(reply, f"{server.listening_address}/v1\n".encode())
     threading.Event().wait()

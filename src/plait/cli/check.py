@@ -41,6 +41,9 @@ from plait.data.problems import Problem
 @click.option(
     "--model", "served", multiple=True, help="A model name the engine serves (repeatable); others are errors."
 )
+@click.option("--endpoint", multiple=True, metavar="URL", help="Ask this server for its models and context length.")
+@click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the servers' API key.")
+@click.option("--tokenizer", metavar="PATH_OR_ID", help="Count prompt tokens for --endpoint with this model's files.")
 def command(
     files: tuple[str, ...],
     as_json: bool,
@@ -49,17 +52,31 @@ def command(
     allow_duplicates: bool,
     passthrough: bool,
     served: tuple[str, ...],
+    endpoint: tuple[str, ...],
+    api_key_env: str | None,
+    tokenizer: str | None,
 ) -> None:
     """Report every problem of batch files, without an engine.
 
     FILE is OpenAI batch JSONL, or rows with a prompt or messages as JSONL, CSV or Parquet; gzip and zstd are unpacked,
     - is standard input. Exit code 2 if there is an error, 0 if there are none or only warnings.
+    With --endpoint the servers must be reachable, serve the models that are asked for and, with --tokenizer, have room
+    for every request; nothing is sent to be answered.
     """
+    seen = None
+    if endpoint:
+        from plait.run.server_check import look_at_servers
+
+        seen = look_at_servers(endpoint, api_key_env, tokenizer)
+    if seen is not None and not as_json:
+        click.echo(str(seen))
     with (
         tempfile.TemporaryDirectory(prefix="plait-check-") as workdir,
-        read_job(files, workdir, allow_duplicates, passthrough) as job,
+        read_job(files, workdir, allow_duplicates, passthrough or bool(endpoint)) as job,
     ):
         found = [job.iter_problems()]
+        if seen is not None:
+            found.append(seen.problems(job))
         if served:
             found.append(model_problems(job, served))
         if openai_limits:

@@ -21,6 +21,7 @@ from plait.engine.watch import Watch
 from plait.engine.window import RateLimit
 from plait.errors import EngineError
 from plait.events import Event, Failed, Finished, Preempted, Started
+from plait.table import NO_LIMIT
 
 SUSPECT_AFTER = 2
 """Crashes a request must have been part of to be run alone."""
@@ -50,6 +51,8 @@ class Dispatcher:
         """The suspect in flight."""
         self.tasks: dict[Flight, asyncio.Task[None]] = {}
         self.background: set[asyncio.Task[None]] = set()
+        self.most = settings.max_concurrency or NO_LIMIT
+        """Requests in flight that the user allows."""
         self.requests = RateLimit(settings.rpm)
         self.tokens = RateLimit(settings.tpm)
         self.pace = Pace()
@@ -146,15 +149,17 @@ class Dispatcher:
 
     def _next(self, server: Server, now_s: float) -> Flight | None:
         """The flight to send to a server now, taken from the queues and charged to the rate limits; or None."""
-        limit = self.settings.max_concurrency
-        while server.window.room(len(self.balancer.members[server.index].in_flight)):
-            if limit and self.balancer.in_flight >= limit:
+        member = self.balancer.members[server.index]
+        while server.window.room(len(member.in_flight)):
+            places = min(int(server.window.limit), self._share())
+            if len(member.in_flight) >= places or self.balancer.in_flight >= (
+                self.settings.max_concurrency or NO_LIMIT
+            ):
                 return None
             wait_s = self.requests.wait_s(1, now_s)
             if wait_s > 0:
                 self._wake_at(now_s + wait_s)
                 return None
-            places = min(int(server.window.limit), limit) if limit else int(server.window.limit)
             flight = self.balancer.take(server.index, places)
             if flight is None:
                 return None
@@ -171,6 +176,10 @@ class Dispatcher:
             self._charge(flight, now_s)
             return flight
         return None
+
+    def _share(self) -> int:
+        """Each server's part of ``most``: a place that gets free must not stay with one server."""
+        return -(-self.most // max(sum(server.up for server in self.servers), 1))
 
     def _charge(self, flight: Flight, now_s: float) -> None:
         """The flight goes out now."""

@@ -76,6 +76,11 @@ class HttpPool:
         """Models the servers offer; empty where they do not tell."""
         return frozenset(model for server in self._dispatcher.servers for model in server.info.models)
 
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """Servers that do not answer now, and why."""
+        return tuple(f"{server.name}: {server.last_error}" for server in self._dispatcher.servers if not server.up)
+
     def submit(self, requests: Sequence[EngineRequest], prefill_budget_tokens: int | None = None) -> None:
         """See ``Engine``. The prefill budget is the servers' own business."""
         self._raise_if_gone()

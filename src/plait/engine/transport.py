@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import ssl
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
@@ -64,7 +65,7 @@ class Http1:
 
     def __init__(self, connect_timeout_s: float, api_key: str | None) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=ssl.create_default_context()),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=json_headers(api_key),

@@ -1,0 +1,154 @@
+"""``plait run`` through HTTP against the same requests all at once in file order, on a real llama.cpp server.
+
+Imported by ``benchmarks/servers.py``. Every run gets a fresh server in a process of its own; its cache of prompts in
+host memory is off, so that what the slots hold is all that can be reused. Times are of the whole command, start-up,
+planning and final files included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from plait.data.tokenize import Tokenizer
+from plait.engine.models import find_model
+from plait.testing_llama import llama_server
+from plait.tree.build import build_tree
+from plait.tree.sharing import sharing_ratio
+
+URL = "/v1/chat/completions"
+PROMPTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "prompts"
+SLOTS, CONTEXT_TOKENS, THREADS = 4, 6144, 2
+GROUPS = 8
+SHORT_TOKENS, LONG_TOKENS = 8, 96
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one contestant did."""
+
+    wall_s: float
+    mean_s: float
+    """Mean time from the start of the command until an answer was there."""
+    asked: int
+    """Prompt tokens."""
+    cached: int
+    output: int
+
+
+def requests(n: int, long_share: float, seed: int) -> list[dict[str, Any]]:
+    """Bodies of n shuffled requests, ``n / 8`` of each of eight groups of BBH and GSM8K with few-shot prefixes."""
+    found: dict[str, list[str]] = {}
+    for name in ("bbh_cot_3shot_15tasks.jsonl.gz", "gsm8k_8shot.jsonl.gz"):
+        with gzip.open(PROMPTS / name, "rt", encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                found.setdefault(row["group"], []).append(row["prompt"])
+    dice = random.Random(seed)
+    groups = sorted(found, key=lambda group: len(found[group][0]))[:GROUPS]
+    prompts = [prompt for group in groups for prompt in dice.sample(found[group], n // GROUPS)]
+    dice.shuffle(prompts)
+    return [
+        {
+            "model": str(find_model().path),  # as the server calls it
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": LONG_TOKENS if dice.random() < long_share else SHORT_TOKENS,
+            "temperature": 0,
+        }
+        for prompt in prompts
+    ]
+
+
+def best_share(bodies: list[dict[str, Any]]) -> float:
+    """Share of the prompt tokens that depth-first order with an unlimited cache need not compute."""
+    tokenizer = Tokenizer.load(find_model().path)
+    ids = [np.asarray(each, np.int32) for each in tokenizer.encode_many([(URL, body) for body in bodies])]
+    lengths = np.array([len(each) for each in ids], np.int64)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return sharing_ratio(build_tree(np.concatenate(ids), offsets), lengths)
+
+
+def all_at_once(url: str, bodies: list[dict[str, Any]]) -> Run:
+    """What ``run_batch`` and most scripts do."""
+    ended: list[float] = []
+
+    async def main() -> list[dict[str, Any]]:
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+
+            async def one(body: dict[str, Any]) -> dict[str, Any]:
+                async with session.post(url + URL[3:], json=body) as reply:
+                    answer: dict[str, Any] = await reply.json()
+                    ended.append(time.perf_counter() - start_s)
+                    return answer
+
+            return await asyncio.gather(*(one(body) for body in bodies))
+
+    start_s = time.perf_counter()
+    answers = asyncio.run(main())
+    return _run(max(ended), sum(ended) / len(ended), answers)
+
+
+def through_plait(url: str, bodies: list[dict[str, Any]], goal: str) -> Run:
+    """``plait run --endpoint``, as a command."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
+        with source.open("w") as file:
+            for row, body in enumerate(bodies):
+                line = {"custom_id": str(row), "method": "POST", "url": URL, "body": body}
+                file.write(json.dumps(line) + "\n")
+        command = [sys.executable, "-m", "plait", "run", str(source), "-o", str(output), "--endpoint", url]
+        command += ["--tokenizer", str(find_model().path), "--goal", goal, "--quiet", "--stall-timeout", "900"]
+        start_s = time.perf_counter()
+        subprocess.run(command, check=True)
+        wall_s = time.perf_counter() - start_s
+        answers = [json.loads(line)["response"]["body"] for line in output.open()]
+        live = output.with_name("out.live.jsonl").open()
+        ended = [record["t"] for line in live if (record := json.loads(line)["plait"]).get("row") is not None]
+    late_s = wall_s - max(ended)  # the engine's clock starts later than the command
+    return _run(wall_s, sum(ended) / len(ended) + late_s, answers)
+
+
+def _run(wall_s: float, mean_s: float, answers: list[dict[str, Any]]) -> Run:
+    usage = [answer["usage"] for answer in answers]
+    cached = sum(entry["prompt_tokens_details"]["cached_tokens"] for entry in usage)
+    asked, output = (sum(entry[key] for entry in usage) for key in ("prompt_tokens", "completion_tokens"))
+    return Run(wall_s, mean_s, asked, cached, output)
+
+
+def compare(n: int, repeats: int, goal: str) -> dict[str, float]:
+    """Interleaved runs; the first of each is discarded, the fastest of the rest counts."""
+    bodies = requests(n, 0.25 if goal == "latency" else 0.0, seed=1)
+    runs: dict[str, list[Run]] = {"all at once": [], "plait": []}
+    for repeat in range(repeats + 1):
+        for name, done in runs.items():
+            with llama_server(find_model().path, SLOTS, CONTEXT_TOKENS, THREADS) as url:
+                run = all_at_once(url, bodies) if name == "all at once" else through_plait(url, bodies, goal)
+            if repeat:
+                done.append(run)
+            print(f"{goal} {name:12} {run}", flush=True)
+    base, ours = (min(done, key=lambda run: run.wall_s) for done in runs.values())
+    best = best_share(bodies)
+    result = {
+        "time_ratio": ours.wall_s / base.wall_s,
+        "mean_completion_ratio": ours.mean_s / base.mean_s,
+        "computed_ratio": (ours.asked - ours.cached) / (base.asked - base.cached),
+        "cached_share": ours.cached / ours.asked,
+        "cached_share_all_at_once": base.cached / base.asked,
+        "cached_share_depth_first_unlimited": best,
+        "cached_of_depth_first": ours.cached / ours.asked / best,
+    }
+    print(json.dumps(result, indent=1))
+    return result
