@@ -43,6 +43,8 @@ class Servers:
             raise UsageError(f"--model is '{settings.model}'; the servers serve: {names}")
         self.served = self._engine.models if settings.model is None else frozenset()
         capacity = self._engine.capacity
+        self.max_context_tokens = capacity.max_context_tokens
+        """Of the server with the least; 0 where they do not tell."""
         if tokenizer is None:  # prompts are counted in bytes, so a server's own limits in tokens cannot be applied here
             capacity = replace(capacity, max_context_tokens=0)
         step_time = for_machine(device(ASSUMED_DEVICE), model(ASSUMED_MODEL), "sequential")
