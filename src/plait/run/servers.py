@@ -45,6 +45,7 @@ class Servers:
         capacity = self._engine.capacity
         self.max_context_tokens = capacity.max_context_tokens
         """Of the server with the least; 0 where they do not tell."""
+        self.unreachable = self._engine.unreachable
         if tokenizer is None:  # prompts are counted in bytes, so a server's own limits in tokens cannot be applied here
             capacity = replace(capacity, max_context_tokens=0)
         step_time = for_machine(device(ASSUMED_DEVICE), model(ASSUMED_MODEL), "sequential")
