@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "partition": PLANNING,
     "unitstep": PLANNING,
     "simulate": CORE,
-    "plan": CORE | {"simulate"},
+    "deadlines": {"table", "model"},
+    "plan": CORE | {"simulate", "deadlines"},
     "drive": {"scheduler", "events"},
     "data": {"table", "tree", "events", "model"},
     "engine": {"events", "table", "model", "data"},
@@ -52,7 +53,7 @@ CORE_FORBIDS = {
     "click",
     "rich",
 }
-PURE = CORE | {"drive", "simulate", "plan"}
+PURE = CORE | {"deadlines", "drive", "simulate", "plan"}
 IMPURE_NAMES = {"time", "os", "random"}
 
 

@@ -72,6 +72,7 @@ class Scheduler:
         self.state.rows["status"][new] = WAITING
         self._counts["waiting"] += len(new)
         self._counts["events"] += 1
+        self._planner.tell_time(now_s)
         if len(new):
             self._planner.replan()
 
@@ -95,6 +96,7 @@ class Scheduler:
 
     def decide(self, now_s: float) -> Decision:
         """Which rows to submit and to preempt now, and the next step's prefill budget."""
+        self._planner.tell_time(now_s)
         self._planner.replan_if_due()
         return self._planner.decide(self._out)
 

@@ -81,10 +81,12 @@ def run(
         if engine["logged"] == len(machine.log):
             machine = machine.with_longer_log()
         goal = min(n, seen + planner.until_replan())
-        if not loop(planner.state.c, machine.e, step_time, goal, until_s, planner.until_step(), scratch):
+        pause_s = min(until_s, planner.until_due_s())
+        if not loop(planner.state.c, machine.e, step_time, goal, pause_s, planner.until_step(), scratch):
             raise CapacityError("the scheduler left the engine idle with rows waiting")
         rows = machine.finished_rows[seen : int(engine["finished"])].astype(np.int64)
         planner.observe_rows(rows, machine.output[rows].astype(np.int64))
+        planner.tell_time(float(engine["now_s"]))
         planner.replan_if_due()
         if believed is not None:
             latest = machine.log[max(0, int(engine["logged"]) - CALIBRATION_STEPS) : int(engine["logged"])]

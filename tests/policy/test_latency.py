@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.deadlines import hopeless, missed
-from plait.errors import InputError
 from plait.events import Capacity
 from plait.lengths import Lengths
 from plait.model.steptime import paper_a100_8b
@@ -51,22 +49,6 @@ def test_every_order_finishes_a_mixed_backlog(name: str) -> None:
     assert np.all(np.isfinite(result.finish_s))
 
 
-def test_priorities_go_first_and_no_blocked_head_is_passed_by_a_lower_one() -> None:
-    table = RequestTable.of([10, 20, 400, 30], priority=[0, 1, 1, 0])
-    view = View(table, PrefixTree.without_sharing(4), np.full(4, 50.0), Capacity(1000), paper_a100_8b())
-    order = order_function("latency")(view)
-    assert order.rows.tolist() == [1, 2, 0, 3]
-    assert order.key is not None
-    assert order.kappa * order.key[2] < order.key[0]
-
-
-def test_a_deadline_that_would_be_missed_goes_first_and_a_loose_one_does_not() -> None:
-    for deadline_s, first in ((1e-6, 2), (1e6, 0)):
-        table = RequestTable.of([10, 20, 400], deadline_s=[np.inf, np.inf, deadline_s])
-        view = View(table, PrefixTree.without_sharing(3), np.full(3, 50.0), Capacity(1000), paper_a100_8b())
-        assert order_function("latency")(view).rows[0] == first
-
-
 def test_a_request_is_passed_only_by_those_that_arrive_soon_after_it() -> None:
     s = [400] + [10] * 50
     arrival = [0.0, *range(0, 500, 10)]
@@ -75,14 +57,6 @@ def test_a_request_is_passed_only_by_those_that_arrive_soon_after_it() -> None:
     place = order_function("latency")(view).rows.tolist().index(0)
     lead_s = (machine_time_s(view)[0] - machine_time_s(view)[1]) / AGEING
     assert 0 < place <= lead_s / 10 + 1 < 50
-
-
-def test_rows_beyond_their_deadline_are_told_worst_first() -> None:
-    table = RequestTable.of([1, 1, 1], deadline_s=[5.0, np.inf, 1.0])
-    assert missed(table, np.array([6.0, 9.0, 8.0])).tolist() == [2, 0]
-    assert hopeless(table, np.array([2.0, 2.0, 2.0])).tolist() == [2]
-    with pytest.raises(InputError, match="1 forecast times for 3"):
-        missed(table, np.array([1.0]))
 
 
 def test_known_lengths_are_hardly_ever_preempted() -> None:

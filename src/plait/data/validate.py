@@ -24,6 +24,7 @@ from plait.data.schema import (
     CompletionLine,
 )
 from plait.data.shapes import Line, bad_id, read_object
+from plait.data.urgency import faults as urgency_faults
 
 UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 """What decoding bytes of unknown origin can raise."""
@@ -57,7 +58,7 @@ def examine(raw: bytes, row: int, passthrough: bool) -> Examined:
         line = _LINE.decode(raw) if not _too_deep(raw) else None
     except UNREADABLE:
         line = None
-    if line is None:
+    if line is None or (line.body.metadata and urgency_faults({}, {"metadata": line.body.metadata})):
         return _examine_thoroughly(raw, row, passthrough)
     url = CHAT if type(line) is ChatLine else COMPLETIONS
     body = line.body
@@ -139,6 +140,7 @@ def _check_request(line: Line, decoded: dict[str, Any], passthrough: bool) -> No
     url = line.url if line.url in BODIES else _meant_endpoint(line)
     other = passthrough and line.url not in BODIES and not line.bad
     line.faults += check_body(line.body, None if other else url, passthrough)
+    line.faults += urgency_faults(line.metadata, line.body)
 
 
 def _meant_endpoint(line: Line) -> str | None:

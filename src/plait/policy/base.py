@@ -6,6 +6,7 @@ import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class View:
     capacity: Capacity
     step_time: StepTime
     seed: int = 0
+    now_s: float = 0.0
+    """Seconds since the start: what has waited long goes first."""
     expected_square: F64 | None = None
     """[n] expected square of the output tokens; None: lengths do not vary, the square of the expectation."""
 
@@ -60,6 +63,7 @@ POLICIES: dict[str, str] = {
     "dfs": "plait.policy.orders:dfs",
     "dual-scan": "plait.policy.dualscan:dual_scan",
     "blend": "plait.policy.blend:blend",
+    "balanced": "plait.policy.balanced:balanced",
     "mc-sf": "plait.policy.latency:mc_sf",
     "mc-sf-skip": "plait.policy.latency:mc_sf_skip",
     "size": "plait.policy.latency:size",
@@ -67,16 +71,36 @@ POLICIES: dict[str, str] = {
     "latency": "plait.policy.latency:latency",
 }
 """Name on the command line -> "module:function". Adaptive policies (dual-scan, blend) name a kernel in their Order."""
+WEIGHTED = "balanced"
+"""The policy that takes a weight behind a colon."""
 
 
 def order_function(name: str) -> OrderFunction:
-    """The function behind a policy name. Raises UsageError listing near matches."""
+    """The function behind a policy name. Raises UsageError listing near matches, or for a weight that is none."""
+    weighted, _, weight = name.partition(":")
+    if weighted == WEIGHTED and weight:
+        return partial(_load(weighted), weight=_weight(name, weight))
+    return _load(name)
+
+
+def _weight(name: str, text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if not 0.0 <= weight <= 1.0:
+        raise UsageError(f"policy '{name}': the weight must be a number from 0 (throughput) to 1 (latency)")
+    return weight
+
+
+def _load(name: str) -> Callable[..., Order]:
     if name not in POLICIES:
         near = difflib.get_close_matches(name, POLICIES, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise UsageError(f"unknown policy '{name}'{hint} Known: {', '.join(sorted(POLICIES))}")
     module, function = POLICIES[name].split(":")
-    found: OrderFunction = getattr(importlib.import_module(module), function)
+    found: Callable[..., Order] = getattr(importlib.import_module(module), function)
     return found
 
 

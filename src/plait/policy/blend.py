@@ -22,8 +22,12 @@ def blend(view: View) -> Order:
     the others right, each side in a shuffled order: sorted ones would synchronise generations and let KV swing."""
     if view.step_time.overlapped < 0.5:
         return Order(depth_first_long_first(view.tree, view.expected_output_tokens), finish_groups=True)
-    unit = split_units(view.tree, SHARING_KEPT)
-    order = shuffled_depth_first(view.tree, view.seed)
+    return sides(view, shuffled_depth_first(view.tree, view.seed), split_units(view.tree, SHARING_KEPT))
+
+
+def sides(view: View, order: I64, unit: I64) -> Order:
+    """Rows in ``order`` dealt to two sides by the unit (int64 [n]) they belong to: more compute than memory time is
+    left."""
     compute, memory, _ = work(view)
     heavy = np.bincount(unit, compute) >= np.bincount(unit, memory)
     left = heavy[unit[order]]

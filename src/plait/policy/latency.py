@@ -10,10 +10,11 @@ from plait.table import F64
 WINDOW = 64
 KAPPA = 1.3
 AGEING = 1 / 200
-"""Seconds of machine time that a second of later arrival counts as: a request of key k, online, is passed only by
-those that arrive within about k / AGEING seconds of it."""
-CLASS_GAP = 4.0
-"""Keys of the next class start at least this factor higher: more than KAPPA, so that none overtakes across classes."""
+"""Seconds of machine time that a second of waiting counts as: online, a request of machine time k is passed only by
+those that arrive within k / AGEING seconds of it."""
+
+END_BY = 0.9
+"""Share of a backlog's machine time by which its longest answers should end: an engine empties little by little."""
 
 
 def private_prompt_tokens(view: View) -> F64:
@@ -45,11 +46,16 @@ def area(view: View) -> Order:
 
 def latency(view: View) -> Order:
     """Smallest machine time first, but for answers so long that they would outlast all others; a blocked head overtaken
-    by little larger requests, prefill throttled. Higher priorities go before lower ones; within one, deadlines that
-    would be missed go first, earliest first."""
-    key = machine_time_s(view)
-    aged = started_in_time(key, view) + AGEING * view.table.arrival_s
-    return _by(_classed(aged, key, view), WINDOW, KAPPA, throttle=True)
+    by little larger requests, prefill throttled. Waiting counts: ``now_s - arrival_s`` seconds lower a key by AGEING
+    times as many, and a key that is below zero is passed by nothing that arrives later."""
+    key = started_in_time(machine_time_s(view), view)
+    return _by(aged(key, view), WINDOW, KAPPA, throttle=True)
+
+
+def aged(key: F64, view: View) -> F64:
+    """Keys less what waiting has earned, float64 [n]. A backlog waits for itself: nothing changes."""
+    arrival_s = view.table.arrival_s
+    return key - AGEING * (view.now_s - arrival_s) if arrival_s.any() else key
 
 
 def machine_time_s(view: View) -> F64:
@@ -71,35 +77,20 @@ def steps_share(view: View) -> F64:
 
 
 def started_in_time(key: F64, view: View) -> F64:
-    """Keys under which a backlog's longest answers start before their turn: each early enough to end when a full engine
-    would be done with everything. They cost the same whenever they run, but an engine that is left with only them takes
-    whole steps for a few tokens. Float64 [n]: a request that is pulled forward gets the key of the one whose turn it
-    takes."""
+    """Keys under which a backlog's longest answers start before their turn: each early enough to end by END_BY of the
+    time that a full engine takes for everything. They cost the same whenever they run, but an engine that is left with
+    only them takes whole steps for a few tokens. Float64 [n]: a request that is pulled forward gets the key of the one
+    whose turn it takes."""
     if len(key) == 0 or view.table.arrival_s.any():
         return key
     order = np.argsort(key, kind="stable")
     start_s = np.cumsum(key[order]) - key[order]
     total_s = float(key.sum())
-    latest_s = total_s - view.expected_output_tokens * (total_s / float(steps_share(view).sum()))
+    latest_s = END_BY * total_s - view.expected_output_tokens * (total_s / float(steps_share(view).sum()))
     turn = np.minimum(np.searchsorted(start_s, latest_s), len(key) - 1)
-    return np.minimum(key, key[order[turn]] * (1 - 1e-9))
-
-
-def _classed(key: F64, machine_s: F64, view: View) -> F64:
-    """Keys moved apart by class: priority, then whether the deadline would be missed in order of the keys."""
-    table = view.table
-    due = np.isfinite(table.deadline_s)
-    if not due.any() and np.all(table.priority == table.priority[:1]):
-        return key
-    order = np.lexsort((key, -table.priority))
-    done_s = np.empty(table.n)
-    done_s[order] = np.cumsum(machine_s[order])
-    late = due & (done_s > table.deadline_s)
-    within = key.copy()
-    earliest_first = np.flatnonzero(late)[np.argsort(table.deadline_s[late], kind="stable")]
-    within[earliest_first] = np.linspace(0.0, 1.0, len(earliest_first)) * key.min(initial=1.0)
-    classes = np.unique(np.column_stack((-table.priority, ~late)), axis=0, return_inverse=True)[1].ravel()
-    return within + np.where(classes > 0, CLASS_GAP ** classes.astype(np.float64) * key.max(initial=0.0), 0.0)
+    rank = np.empty(len(key))
+    rank[order] = np.arange(len(key))
+    return np.minimum(key, key[order[turn]] * (1 - 1e-9 * (1 - rank / len(key))))
 
 
 def _area(view: View, prompt_tokens: F64) -> F64:

@@ -12,6 +12,8 @@ import numpy as np
 
 from plait.data.job import BatchRequest, Job
 from plait.data.problems import Fault, context_length_exceeded, kv_capacity_exceeded
+from plait.data.urgency import deadline_s, priority
+from plait.data.urgency import settings as urgency_of
 from plait.events import Capacity
 from plait.table import I32, I64, RequestTable
 from plait.tree.build import build_tree
@@ -66,14 +68,16 @@ def prepare(
     default_max_tokens: int | None = None,
     refused: Mapping[int, Fault] | None = None,
     progress: Callable[[int], None] | None = None,
+    started_unix_s: float = 0.0,
 ) -> Prepared:
     """Tokenise ``rows`` (job rows, int64 [k]), resolve their output caps and build the prefix tree.
 
     A request without ``max_tokens`` gets ``default_max_tokens`` or, without that, all the room its prompt leaves.
     ``refused``: rows that are known not to run, and why; they are not tokenised. ``progress`` is called with the number
-    of rows done so far. Memory: 4 bytes a prompt token (half as many again while the column grows), 48 a row.
+    of rows done so far. Deadlines that are points in time count from ``started_unix_s``. Memory: 4 bytes a prompt token
+    (half as many again while the column grows), 48 a row.
     """
-    columns = _Columns()
+    columns = _Columns(started_unix_s)
     if refused:
         columns.faults.update(refused)
         rows = rows[~np.isin(rows, list(refused))]
@@ -115,7 +119,8 @@ def with_cap(body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
 class _Columns:
     """Growing columns of the rows that can run."""
 
-    def __init__(self) -> None:
+    def __init__(self, started_unix_s: float) -> None:
+        self.started_unix_s = started_unix_s
         self.tokens = array("i")
         self.rows = array("q")
         self.prompt_tokens = array("q")
@@ -148,9 +153,10 @@ class _Columns:
         self.prompt_tokens.append(len(ids))
         self.caps.append(cap * sequences)
         self.least.append(least_tokens(request.body, cap) * sequences)
-        settings = _settings(request)
-        self.priority.append(int(settings.get("priority") or 0))
-        self.deadline_s.append(float(settings.get("deadline") or np.inf))
+        urgency = urgency_of(request.metadata, request.body)
+        self.priority.append(priority(urgency.get("priority")) or 0)
+        due_s = deadline_s(urgency.get("deadline"), self.started_unix_s)
+        self.deadline_s.append(np.inf if due_s is None else due_s)
 
     def finish(self, capacity: Capacity) -> Prepared:
         """The table and its tree."""
@@ -175,12 +181,6 @@ class _Columns:
 def _column(values: array[Any], kind: type[np.generic]) -> Any:
     """The array's own memory as a NumPy array: a token column of gigabytes is never copied."""
     return np.frombuffer(values, kind) if values else np.zeros(0, kind)
-
-
-def _settings(request: BatchRequest) -> dict[str, Any]:
-    """Where a row says how urgent it is: its body's ``metadata`` or the row's own other keys."""
-    own = request.body.get("metadata")
-    return {**request.metadata, **(own if isinstance(own, dict) else {})}
 
 
 def _room(prompt_tokens: int, sequences: int, capacity: Capacity) -> int:

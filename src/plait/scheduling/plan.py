@@ -17,6 +17,7 @@ from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
 from plait.scheduling.outlook import BEYOND_SEEN, chances, moments
 from plait.scheduling.profile import refresh
 from plait.scheduling.state import DECODE, WAITING, longest_output, new_state
+from plait.scheduling.tiers import Tiers
 from plait.scheduling.unit_means import UnitMeans
 from plait.table import F64, I64
 
@@ -57,6 +58,8 @@ class Planner:
         self._units.observe(*lengths.answers)
         self._next_refresh = REFRESH_STEPS
         self._longest = _longest_seen(lengths)
+        self._tiers = Tiers(view.table)
+        self._now_s = 0.0
         self.order: Order | None = None
 
     def observe(self, row: int, output_tokens: int, finished: bool) -> None:
@@ -77,6 +80,16 @@ class Planner:
     def until_replan(self) -> int:
         """Answers that may still come in before the next plan; a huge number if there will be none."""
         return NEVER if self._lengths.exact else max(1, self._next_replan - self._observed)
+
+    def until_due_s(self) -> float:
+        """Time at which the next deadline does not allow its row to wait any longer."""
+        return self._tiers.next_due_s
+
+    def tell_time(self, now_s: float) -> None:
+        """Bring rows that have become due to the front of their queues."""
+        self._now_s = max(self._now_s, now_s)
+        if self._now_s >= self._tiers.next_due_s and self.order is not None:
+            self._fill_queues(self.order)
 
     def until_step(self) -> int:
         """Decode step at which the estimates are due for a refresh."""
@@ -133,21 +146,15 @@ class Planner:
             chances(self._lengths.survival, self._lengths.grid_tokens, self.state.tau, self.state.alive)
 
     def replan(self) -> None:
-        """Fill the queues with the waiting rows in the policy's order, the length sample first."""
+        """Ask the policy for an order and fill the queues."""
         self.state.expected[:] = self._units.refine(self._lengths.expected)
-        view = dataclasses.replace(
-            self._view, expected_output_tokens=self.state.expected, expected_square=self._squares()
-        )
+        view = self._view_now()
         order = self._order_of(view)
         self.order = order
         if self._observed and self._replan_after() == NEVER:
             self._next_replan = NEVER
+        self._fill_queues(order)
         scalars, status = self.state.scalars[0], self.state.rows["status"]
-        for side, rows in enumerate((order.rows, order.right)):
-            kept = np.zeros(0, np.int64) if rows is None else self._first(order, rows[status[rows] == WAITING])
-            self.state.queue[side, : len(kept)] = kept
-            scalars[("size_left", "size_right")[side]] = len(kept)
-            scalars[("head_left", "head_right")[side]] = 0
         if order.key is not None:
             self.state.key[:] = order.key
         scalars["policy"] = KERNELS[order.kernel]
@@ -163,6 +170,28 @@ class Planner:
             left = order.rows[waits[order.rows]] if waits[order.rows].any() else order.rows
             area = memory[left].sum() / max(float(scalars["kv_read_s"]), 1e-15)
             scalars["left_area"] = area / max(1.0, prefill[left].sum())
+
+    def _view_now(self) -> View:
+        """The view with today's estimates."""
+        return dataclasses.replace(
+            self._view,
+            expected_output_tokens=self.state.expected,
+            expected_square=self._squares(),
+            now_s=self._now_s,
+        )
+
+    def _fill_queues(self, order: Order) -> None:
+        """The waiting rows in that order by tier, the length sample first in each."""
+        scalars, status = self.state.scalars[0], self.state.rows["status"]
+        self._tiers.update(self._view_now(), status == WAITING, self._now_s)
+        self.state.rows["tier"] = self._tiers.tier
+        for side, rows in enumerate((order.rows, order.right)):
+            kept = np.zeros(0, np.int64) if rows is None else self._first(order, rows[status[rows] == WAITING])
+            kept = self._tiers.sort(kept)
+            self.state.queue[side, : len(kept)] = kept
+            scalars[("size_left", "size_right")[side]] = len(kept)
+            scalars[("head_left", "head_right")[side]] = 0
+        scalars["events"] += 1
 
     def _squares(self) -> F64 | None:
         """Expected square of each row's output, float64 [n]: the class's ratio of E[d^2] to E[d]^2 times the row's."""

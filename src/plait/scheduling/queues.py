@@ -122,7 +122,8 @@ def _pass_gated(c: Records) -> int:
 
 @njit
 def _overtaker(c: Records, head: int) -> int:
-    """First of the next ``window`` waiting rows that fits and whose key is at most kappa x the head's; -1 if none."""
+    """First of the next ``window`` waiting rows that fits, of the head's tier and with a key of at most kappa x the
+    head's; -1 if none."""
     skip_taken(c, LEFT)
     seen = 0
     i = c.head_left
@@ -131,6 +132,8 @@ def _overtaker(c: Records, head: int) -> int:
         i += 1
         if rows_of(c)[row].status != WAITING or row == head:
             continue
+        if rows_of(c)[row].tier != rows_of(c)[head].tier:
+            break
         seen += 1
         if key_of(c)[row] <= c.kappa * key_of(c)[head] and not gated(c, row) and fits(c, row):
             return int(row)

@@ -47,6 +47,7 @@ ROW = np.dtype(
         ("need", "i4"),  # prefill tokens asked for at admission
         ("prev", "i4"),  # running list of the row's side
         ("next", "i4"),
+        ("tier", "i4"),  # larger goes first, and nothing of a smaller one passes it
         ("profiled", "i4"),  # generated tokens when it was added to the profile; -1: not in it
         ("status", "i1"),
         ("side", "i1"),
