@@ -18,15 +18,23 @@ from plait.tree.prefix import PrefixTree
 
 
 def check_schedule(
-    run: Result, table: RequestTable, tree: PrefixTree, output_tokens: I64, capacity: Capacity, step_time: StepTime
+    run: Result,
+    table: RequestTable,
+    tree: PrefixTree,
+    output_tokens: I64,
+    capacity: Capacity,
+    step_time: StepTime,
+    gaps: bool = False,
 ) -> None:
-    """Assert that the run is a schedule: each request once, KV within capacity, tokens conserved, time adding up."""
+    """Assert that the run is a schedule: each request once, KV within capacity, tokens conserved, time adding up.
+    ``gaps``: the engine may stand idle between steps (a data-parallel rank that waits for work)."""
     output = [int(min(d, cap)) for d, cap in zip(output_tokens, table.max_tokens, strict=True)]
     steps = [{name: step[name].item() for name in run.steps.dtype.names} for step in run.steps]
     _each_request_once(run, table.n)
-    _time_adds_up(run, steps, step_time)
+    _time_adds_up(run, steps, step_time, gaps)
     _limits_hold(steps, capacity)
     _tokens_are_conserved(run, steps, table, tree, output)
+    _each_request_gets_its_tokens(run, table, tree, output)
     if run.preemptions == 0:
         _every_step_decodes_what_it_says(run, steps, table, output)
         _kv_holds_at_least_what_runs(run, steps, table, tree, output, max(1, capacity.block_tokens))
@@ -40,7 +48,7 @@ def _each_request_once(run: Result, n: int) -> None:
         assert 0 <= run.admit_s[row] <= run.start_s[row] <= run.finish_s[row] <= run.makespan_s, f"row {row}"
 
 
-def _time_adds_up(run: Result, steps: list[dict[str, Any]], st: StepTime) -> None:
+def _time_adds_up(run: Result, steps: list[dict[str, Any]], st: StepTime, gaps: bool) -> None:
     """Each step takes what the machine needs for its tokens; steps follow one another without a gap."""
     now = 0.0
     for k, step in enumerate(steps):
@@ -55,7 +63,7 @@ def _time_adds_up(run: Result, steps: list[dict[str, Any]], st: StepTime) -> Non
         rest = sides[0] + sides[1]
         seconds = sides[2] + (st.interference if st.overlapped == 1.0 else 1.0) * rest
         seconds += st.overhead_s + st.decode_seq_s * step["decode_seqs"]
-        now += seconds
+        now = max(now + seconds, step["t_s"] if gaps else 0.0)
         assert abs(step["duration_s"] - seconds) <= 1e-9 + 1e-9 * seconds, f"step {k} took {step['duration_s']}"
         assert abs(step["t_s"] - now) <= 1e-6 + 1e-9 * now, f"step {k} ended at {step['t_s']}, not {now}"
         assert tokens > 0, f"step {k} did nothing"
@@ -80,7 +88,13 @@ def _tokens_are_conserved(
     prefilled = sum(step["prefill_tokens"] for step in steps)
     assert prefilled == run.prefill_tokens
     segments, parents = tree.prefix_tokens, tree.parent
-    unique = sum(int(segments[v] - segments[parents[v]]) for v in range(1, tree.n_nodes))
+    used: set[int] = set()
+    for node in tree.node_of:
+        v = int(node)
+        while v > 0:
+            used.add(v)
+            v = int(parents[v])
+    unique = sum(int(segments[v] - segments[parents[v]]) for v in used)
     unique += sum(int(p) - int(segments[v]) for p, v in zip(table.prompt_tokens, tree.node_of, strict=True))
     whole = sum(max(1, int(p)) for p in table.prompt_tokens)
     assert prefilled >= unique, f"{prefilled} tokens prefilled, {unique} distinct ones exist"
@@ -90,6 +104,25 @@ def _tokens_are_conserved(
     decoded = sum(step["decode_seqs"] for step in steps)
     needed = sum(d - 1 for d in output)
     assert needed - run.preemptions <= decoded <= needed, f"{decoded} decodes for {needed} tokens"
+
+
+def _each_request_gets_its_tokens(run: Result, table: RequestTable, tree: PrefixTree, output: list[int]) -> None:
+    """Every prompt token is computed for its request or found in KV, and found only where it is shared; what preemption
+    threw away adds up and is computed or found once more."""
+    assert sum(int(k) for k in run.computed_tokens) == run.prefill_tokens
+    assert sum(int(k) for k in run.lost_tokens) == run.recomputed_tokens
+    assert sum(int(k) for k in run.row_preemptions) == run.preemptions
+    for row in range(table.n):
+        prompt, shared = int(table.prompt_tokens[row]), int(tree.prefix_tokens[tree.node_of[row]])
+        computed, cached = int(run.computed_tokens[row]), int(run.cached_tokens[row])
+        times = int(run.row_preemptions[row])
+        assert computed >= 1 and 0 <= cached <= shared * (times + 1), f"row {row}: {cached} cached tokens"
+        if times == 0:
+            assert run.lost_tokens[row] == 0
+            assert computed + cached == max(1, prompt), f"row {row}: {computed} computed, {cached} cached of {prompt}"
+        else:
+            assert computed + cached >= prompt, f"row {row}: {computed} computed, {cached} cached of {prompt}"
+            assert run.lost_tokens[row] <= times * (prompt + output[row])
 
 
 def _step_of(run: Result, steps: list[dict[str, Any]]) -> tuple[list[int], list[int]]:

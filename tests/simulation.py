@@ -38,7 +38,7 @@ def small_job(seed: int, n: int, groups: int = 0) -> Job:
 
 def capacity_for(kv_tokens: int, block_tokens: int = 1, chunk: int = 128, max_num_seqs: int = 0) -> Capacity:
     """A simulated engine's capacity."""
-    return Capacity(kv_tokens, block_tokens, max_num_seqs, chunk, takes_prefill_budget=True)
+    return Capacity(kv_tokens, block_tokens, max_num_seqs, chunk, takes_prefill_budget=True, preempts_on_request=True)
 
 
 def lengths_for(job: Job, knowledge: str) -> Lengths:

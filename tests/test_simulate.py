@@ -226,3 +226,30 @@ def test_wrong_predictions_neither_deadlock_nor_waste_a_third_of_the_tokens(poli
     check(Job(table, tree, output), result, 2000, 512)
     generated_again = result.recomputed_tokens - 50 * result.preemptions
     assert generated_again < 0.3 * output.sum()
+
+
+def asked_to_preempt(job: Job, policy: str, allowed: bool) -> int:
+    """Rows that the scheduler asks a tight engine to preempt; all rows get done."""
+    from dataclasses import replace
+
+    capacity = replace(capacity_for(600), preempts_on_request=allowed)
+    lengths = lengths_for(job, "unknown")
+    scheduler = Scheduler(View(job.table, job.tree, lengths.expected, capacity, STEP_TIME), lengths, policy)
+    engine = SimulatedEngine(job.table, job.tree, job.output_tokens, capacity, STEP_TIME)
+    asked = 0
+    while scheduler.done < job.table.n:
+        decision = scheduler.decide(engine.now_s())
+        asked += len(decision.preempt)
+        engine.cancel(decision.preempt.tolist())
+        requests = [EngineRequest(row, "", {}, None, 1) for row in decision.admit.tolist()]
+        engine.submit(requests, decision.prefill_budget_tokens)
+        for event in engine.poll(0.0):
+            scheduler.update(event)
+    return asked
+
+
+@pytest.mark.parametrize("policy", ["blend", "dual-scan"])
+def test_an_engine_is_asked_to_preempt_only_if_it_can(policy: str) -> None:
+    jobs = [small_job(seed, 60, 3) for seed in range(6)]
+    assert sum(asked_to_preempt(job, policy, allowed=True) for job in jobs) > 0
+    assert sum(asked_to_preempt(job, policy, allowed=False) for job in jobs) == 0

@@ -77,7 +77,7 @@ def scheduler(
     table: RequestTable, tree: PrefixTree, lengths: Lengths, machine: Machine, policy: str, seed: int = 0
 ) -> Scheduler:
     """The scheduler of a real run. Raises UsageError for an unknown policy."""
-    return Scheduler(_view(table, tree, lengths, machine, seed), lengths, policy)
+    return Scheduler(_view(table, tree, lengths, machine, seed), lengths, policy, calibrates=True)
 
 
 def outlook(

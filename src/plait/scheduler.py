@@ -13,6 +13,7 @@ import numpy as np
 from plait.events import Decision, Event, Failed, Finished, Preempted, Progress, Started, Step
 from plait.policy.base import View
 from plait.scheduling import moves
+from plait.scheduling.live import LiveStepTime
 from plait.scheduling.plan import Planner
 from plait.scheduling.state import ABSENT, DECODE, DONE, PREFILL, WAITING
 from plait.table import I64
@@ -29,9 +30,11 @@ class Scheduler:
     only while it waits, waits only at first and after ``Preempted(requeue=True)``, and is done after Finished or
     Failed."""
 
-    def __init__(self, view: View, lengths: Lengths, policy: str) -> None:
-        """Raises UsageError for an unknown policy. Rows with ``arrival_s > 0`` stay out until ``arrive``."""
+    def __init__(self, view: View, lengths: Lengths, policy: str, calibrates: bool = False) -> None:
+        """Raises UsageError for an unknown policy. Rows with ``arrival_s > 0`` stay out until ``arrive``.
+        ``calibrates``: the view's step time is a first guess, corrected by the Step events of the engine."""
         self._planner = Planner(view, lengths, policy)
+        self._live = LiveStepTime(self._planner, view.step_time) if calibrates else None
         self.state = self._planner.state
         self._out = np.zeros(MAX_ADMIT, np.int64)
         later = np.flatnonzero(view.table.arrival_s > 0)
@@ -109,3 +112,5 @@ class Scheduler:
         c["has_steps"] = 1
         moves.prefilled(self.state.c, step.prefill_tokens, step.prefill_context_tokens)
         moves.advance(self.state.c)
+        if self._live is not None:
+            self._live.observe(step)

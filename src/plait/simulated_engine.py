@@ -6,6 +6,7 @@ schedule of the compiled loop."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class SimulatedEngine:
     def __init__(
         self, table: RequestTable, tree: PrefixTree, output_tokens: I64, capacity: Capacity, step_time: StepTime
     ) -> None:
-        self._capacity = capacity
+        self._capacity = dataclasses.replace(capacity, preempts_on_request=True)
         self._step_time = step_time
         self._state = new_state(table, tree, capacity, step_time, 1, 2.0)
         self._state.scalars["has_steps"] = 1
@@ -39,7 +40,7 @@ class SimulatedEngine:
 
     @property
     def capacity(self) -> Capacity:
-        """As given."""
+        """As given; it preempts when ``cancel`` says so."""
         return self._capacity
 
     def submit(self, requests: Sequence[EngineRequest], prefill_budget_tokens: int | None = None) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.table import F64, I64
-from plait.tree.arrange import Arrangement, arrange
+from plait.tree.arrange import Arrangement, _falling, arrange
 from plait.tree.build import build_tree, tree_from_groups
 from plait.tree.prefix import PrefixTree
 from plait.tree.sharing import kept_sharing, sharing_ratio, unique_tokens
@@ -131,3 +131,10 @@ def test_an_empty_job_and_a_single_row_are_arranged() -> None:
         got = arrange(PrefixTree.without_sharing(n), np.full(n, 5), np.ones(n), np.ones(n))
         assert len(got.rows) == n
         assert len(got.unit_begin) == n + 1
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-30, 0.5, 1.0, 1.0 + 1e-12, 7.0, 1e300, np.inf]), max_size=40))
+def test_the_fast_sort_is_a_stable_sort_by_falling_value(values: list[float]) -> None:
+    with np.errstate(over="ignore"):
+        rounded = np.array(values).astype(np.float32)
+    assert _falling(np.array(values)).tolist() == np.argsort(-rounded, kind="stable").tolist()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import click
 import numpy as np
 
 from plait.bounds import bounds
-from plait.data.traces import Trace, read_trace, require_fit
-from plait.errors import InputError, UsageError
+from plait.cli.simulate_input import load
+from plait.data.traces import Trace
+from plait.errors import UsageError
 from plait.events import Capacity
 from plait.lengths import Lengths
 from plait.model.cost import cost_of
@@ -27,11 +30,15 @@ from plait.tree.sharing import sharing_ratio
 CHUNK_TOKENS = 2048
 """Tokens a step may take where a policy does not choose (NanoFlow's dense batch)."""
 LARGEST_CHUNK_TOKENS = 8192
-"""For the blend, which chooses its chunk at every step."""
+"""For the blend and its balanced variants, which choose their chunk at every step."""
+POLICIES = ("dfs", "blend")
+"""What is compared where the command line names no policy."""
+SAY_EVERY_S = 2.0
+"""Seconds between two lines of progress."""
 
 
 @click.command()
-@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.argument("traces", nargs=-1, required=True, metavar="FILE...")
 @click.option("--device", default="A100-80", show_default=True, help="Device row.")
 @click.option("--model", default="Llama-3.1-8B", show_default=True, help="Model row or path of an HF config.json.")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel devices a rank.")
@@ -55,6 +62,9 @@ LARGEST_CHUNK_TOKENS = 8192
     metavar="known|sampled[:FRACTION]",
     help="What the planner knows of the output lengths.",
 )
+@click.option(
+    "--tokenizer", metavar="PATH_OR_ID", help="Count a batch file's tokens with this model's. [default: SmolLM2-135M]"
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--plot", metavar="FILE", help="Write a figure: use of compute and memory over time, and throughput.")
@@ -69,9 +79,12 @@ LARGEST_CHUNK_TOKENS = 8192
 @click.option("--optimize", metavar="SECONDS", help="With --time steps: search this long, like 5s.")
 @click.option("--schedule", metavar="FILE", help="With --time steps: write request,start_step.")
 def command(traces: tuple[str, ...], clock: str, **options: Any) -> None:
-    """Simulate TRACE (CSV, Parquet or Mooncake JSONL; may be gzipped) under one or more policies.
+    """Simulate each FILE under one or more policies: a trace of lengths (CSV, Parquet or Mooncake JSONL) or a batch
+    file of requests; either may be gzipped.
 
     Tables need the columns prompt_tokens and output_tokens; group and shared_tokens say which requests start alike.
+    A batch file says nothing of its answers: lengths are drawn from a prior of 256 tokens on average, cut at each
+    request's max_tokens.
     """
     if clock == "steps":
         from plait.cli import unitsteps
@@ -80,38 +93,53 @@ def command(traces: tuple[str, ...], clock: str, **options: Any) -> None:
         return
     if options["schedule"]:
         raise UsageError("--schedule belongs to --time steps")
-    found = {"traces": [_one(read_trace(path), options) for path in traces]}
+    for policy in options["policies"] or POLICIES:
+        order_function(policy)  # an unknown policy is refused before anything is read
+    lengths = _lengths_maker(options["knowledge"], options["seed"])
+    found = [_one(path, lengths, options) for path in traces]
     if options["as_json"]:
-        policies = [row for trace in found["traces"] for row in trace["policies"]]
-        click.echo(json.dumps({"policies": policies}, indent=2))
+        click.echo(json.dumps({"policies": [row for trace in found for row in trace["policies"]]}, indent=2))
     else:
-        for trace in found["traces"]:
+        for trace in found:
             _print(trace)
     if options["plot"]:
         from plait.cli.simulate_plot import plot
 
-        plot(found["traces"], Path(options["plot"]))
+        plot(found, Path(options["plot"]))
 
 
-def _one(trace: Trace, options: dict[str, Any]) -> dict[str, Any]:
-    """All policies on one trace."""
+def _one(path: str, lengths: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """All policies on one file."""
     device, model = device_row(options["device"]), model_row(options["model"])
     step_time = for_machine(device, model, options["engine_mode"], options["tp"])
     kv_tokens = options["kv_tokens"] or kv_tokens_that_fit(device, model, options["tp"])
-    require_fit(trace, kv_tokens)
-    lengths = _lengths_maker(options["knowledge"], options["seed"])
-    policies = options["policies"] or ("dfs", "blend")
-    for policy in policies:
-        order_function(policy)
+    trace = load(path, Capacity(kv_tokens, options["block_tokens"]), options["tokenizer"], options["seed"])
     cost = cost_of(device, model, options["tp"])
     rows, results = [], []
-    for policy in policies:
-        chunk = options["max_batched_tokens"] or (LARGEST_CHUNK_TOKENS if policy == "blend" else CHUNK_TOKENS)
+    for policy in options["policies"] or POLICIES:
+        chooses = policy.startswith(("blend", "balanced"))
+        chunk = options["max_batched_tokens"] or (LARGEST_CHUNK_TOKENS if chooses else CHUNK_TOKENS)
         capacity = Capacity(kv_tokens, options["block_tokens"], max_batched_tokens=chunk, takes_prefill_budget=True)
-        ranks = simulate_ranks(trace, lengths, capacity, step_time, policy, cost, options["dp"], options["seed"])
+        say = _progress(f"{trace.name}, {policy}", trace.table.n)
+        ranks = simulate_ranks(
+            trace, lengths, capacity, step_time, policy, cost, options["dp"], options["seed"], progress=say
+        )
         rows.append(_row(trace, policy, ranks, step_time, capacity, options["dp"]))
         results.append(ranks)
     return {"name": trace.name, "requests": trace.table.n, "policies": rows, "results": results, "step_time": step_time}
+
+
+def _progress(what: str, total: int) -> Callable[[int], None]:
+    """A line on standard error every few seconds; a short simulation says nothing."""
+    due_s = time.monotonic() + SAY_EVERY_S
+
+    def say(done: int) -> None:
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + SAY_EVERY_S
+            click.echo(f"{what}: {done:,} of {total:,} requests simulated", err=True)
+
+    return say
 
 
 def _lengths_maker(knowledge: str, seed: int) -> Any:
@@ -174,5 +202,3 @@ def _print(trace: dict[str, Any]) -> None:
         )
     first = trace["policies"][0]
     click.echo(f"bounds: ideal {first['ideal_bound_s']:,.1f} s, practical {first['practical_bound_s']:,.1f} s")
-    if not trace["requests"]:
-        raise InputError(f"{trace['name']}: no requests")

@@ -44,13 +44,16 @@ def plot(traces: list[dict[str, Any]], path: Path) -> None:
         figure.savefig(path)
     except ValueError as error:
         raise UsageError(f"--plot {path}: {error}") from None
-    pyplot.close(figure)
+    except OSError as error:
+        raise UsageError(f"--plot {path}: cannot be written: {error.strerror}") from None
+    finally:
+        pyplot.close(figure)
 
 
 def usage(steps: Records, st: StepTime) -> tuple[F64, F64, F64]:
     """Time [k], and the shares [k] of step time in which the compute units and the memory are busy, averaged."""
     tokens = steps["prefill_tokens"] + steps["decode_seqs"]
-    compute = np.maximum(st.gemm_s_per_token * tokens, st.weights_s)
+    compute = np.maximum(st.gemm_base_s + st.gemm_s_per_token * tokens, st.weights_s)
     compute = compute + st.prefill_attn_s * steps["prefill_context_tokens"]
     memory = st.kv_read_s_per_token * steps["decode_context_tokens"]
     edges = np.unique(np.linspace(0, len(steps), min(POINTS, len(steps)) + 1).astype(np.int64))[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -116,6 +117,29 @@ class Lengths:
             state.survival[c] = (state.grid_tokens < own.min()).astype(np.float64)
             state.centre[c] = own.mean()
             state.area[c] = np.minimum(state.grid_tokens, own.mean())
+
+    def part(self, rows: I64) -> Lengths:
+        """Estimates of some of the rows; row k of the result is ``rows[k]``. All parts share counts and curves of the
+        classes: what one observes, the others know after their next ``refresh``."""
+        part, state = copy.copy(self), self.state
+        part.state = state._replace(
+            classes=state.classes[rows],
+            max_tokens=state.max_tokens[rows],
+            min_tokens=state.min_tokens[rows],
+            seen=state.seen[rows],
+        )
+        place = self._place[rows]
+        part._rows_by_class = np.argsort(place, kind="stable").astype(np.int64)
+        part._place = np.empty(len(rows), np.int64)
+        part._place[part._rows_by_class] = np.arange(len(rows))
+        part._known = None if self._known is None else self._known[rows]
+        part._expected = None if part._known is None else part._known.astype(np.float64)
+        local = np.full(len(self._place), -1, np.int64)
+        local[rows] = np.arange(len(rows))
+        asked, tokens = self.answers
+        here = local[asked] >= 0
+        part.answers = (local[asked[here]], tokens[here])
+        return part
 
     @property
     def exact(self) -> bool:

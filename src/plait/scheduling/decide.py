@@ -14,9 +14,12 @@ QUEUE, DUAL_SCAN, BLEND = 0, 1, 2
 
 @njit
 def decide(c: Records, out: I64) -> tuple[int, int, int]:
-    """(rows admitted: ``out[:k]``, rows to preempt: ``out[len - j:]``, prefill budget of the next step or -1)."""
+    """(rows admitted: ``out[:k]``, rows to preempt: ``out[len - j:]``, prefill budget of the next step or -1). Engines
+    that cannot preempt on request are never asked to."""
     if c.policy == BLEND:
-        return decide_blend(c, out)
-    if c.policy == DUAL_SCAN:
-        return decide_dual_scan(c, out)
-    return decide_queue(c, out), 0, -1
+        admitted, preempted, budget = decide_blend(c, out)
+    elif c.policy == DUAL_SCAN:
+        admitted, preempted, budget = decide_dual_scan(c, out)
+    else:
+        admitted, preempted, budget = decide_queue(c, out), 0, -1
+    return admitted, preempted if c.preempts else 0, budget

@@ -6,7 +6,7 @@ nodes in KV always form a tree with the root, and a walk from a row upwards may 
 from __future__ import annotations
 
 from plait._numba import njit
-from plait.scheduling.state import CACHED, COLD, COMPUTING, Records, nodes_of, rows_of
+from plait.scheduling.state import CACHED, COLD, COMPUTING, PREFILL, RIGHT, Records, nodes_of, rows_of
 
 
 @njit
@@ -106,23 +106,51 @@ def mark_computed(c: Records, row: int) -> None:
 
 
 @njit
-def mark_computed_above(c: Records, row: int) -> None:
-    """Nodes this row still owned and others reference count as cached (see ``release``)."""
-    nodes = nodes_of(c)
-    v = rows_of(c)[row].node
-    while v > 0:
-        if nodes[v].state == COMPUTING and nodes[v].owner == row:
+def _heir(c: Records, top: int) -> int:
+    """A row in prefill below node ``top``, the first admitted of its side; -1 if none."""
+    rows, nodes = rows_of(c), nodes_of(c)
+    found = -1
+    for tail in (c.tail_left, c.tail_right):
+        row = tail
+        while row >= 0:
+            v = rows[row].node
+            while v > top:
+                v = nodes[v].parent
+            if v == top and rows[row].status == PREFILL:
+                found = row
+            row = rows[row].prev
+    return found
+
+
+@njit
+def _hand_over(c: Records, row: int) -> None:
+    """Nodes this row was to compute and others need: one of those in prefill computes them instead. Where all of them
+    decode already, the nodes are there."""
+    nodes, rows = nodes_of(c), rows_of(c)
+    v = rows[row].node
+    while v > 0 and not (nodes[v].refs > 0 and nodes[v].state == COMPUTING and nodes[v].owner == row):
+        if nodes[v].state == CACHED:
+            return
+        v = nodes[v].parent
+    heir = _heir(c, v) if v > 0 else -1
+    while v > 0 and nodes[v].state == COMPUTING and nodes[v].owner == row:
+        if heir < 0:
             nodes[v].state = CACHED
-            nodes[v].owner = -1
-        elif nodes[v].state == CACHED:
-            break
+        else:
+            rows[heir].need += nodes[v].segment
+            c.backlog += nodes[v].segment
+            c.node_tokens += nodes[v].segment
+            c.cached_tokens -= nodes[v].segment
+            if rows[heir].side == RIGHT:
+                c.backlog_right += nodes[v].segment
+        nodes[v].owner = heir
         v = nodes[v].parent
 
 
 @njit
 def release(c: Records, row: int) -> None:
     """Drop the row's references; nodes nobody needs stay cached until evicted. A node still being computed for this row
-    vanishes with it, unless others wait for it: then it counts as cached, since one of them computes it."""
+    vanishes with it, unless others need it: then one of them computes it."""
     nodes = nodes_of(c)
     v = rows_of(c)[row].node
     holding = True
@@ -139,4 +167,4 @@ def release(c: Records, row: int) -> None:
             _lru_push(c, v)
         v = nodes[v].parent
     if not holding:
-        mark_computed_above(c, row)
+        _hand_over(c, row)

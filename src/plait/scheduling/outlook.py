@@ -17,29 +17,39 @@ BEYOND_SEEN = 2.0
 @njit
 def chances(survival: F64, grid_tokens: I64, tau: F64, out: F64) -> None:
     """Fill ``out`` [C, AGE_BINS, T]: the chance that a row of class c and that age is alive tau steps later, from the
-    classes' survival curves [C, G]. Beyond everything seen the tail is scale-free: (g + 1) / (g + tau + 1)."""
+    classes' survival curves [C, G]. Beyond everything seen the tail is scale-free: (g + 1) / (g + tau + 1).
+
+    Where on the grid the ages and the later instants lie is the same for all classes and found once."""
+    points = len(tau)
+    k, share = np.empty((AGE_BINS, points + 1), np.int64), np.empty((AGE_BINS, points + 1))
+    tail = np.empty((AGE_BINS, points))
+    for b in range(AGE_BINS):
+        age = 2.0 ** (b / BINS_AN_OCTAVE) - 1.0
+        for t in range(points):
+            k[b, t], share[b, t] = _place(grid_tokens, age + tau[t])
+            tail[b, t] = (age + 1.0) / (age + tau[t] + 1.0)
+        k[b, points], share[b, points] = _place(grid_tokens, age)
     for c in range(len(survival)):
+        curve = survival[c]
         for b in range(AGE_BINS):
-            age = 2.0 ** (b / BINS_AN_OCTAVE) - 1.0
-            k = np.searchsorted(grid_tokens, age, side="right") - 1
-            now = _at(survival[c], grid_tokens, age, k)
-            for t in range(len(tau)):
-                later = age + tau[t]
-                while k + 1 < len(grid_tokens) and grid_tokens[k + 1] <= later:
-                    k += 1
-                if now > 1e-6:
-                    out[c, b, t] = min(1.0, _at(survival[c], grid_tokens, later, k) / now)
-                else:
-                    out[c, b, t] = (age + 1.0) / (later + 1.0)
+            j = k[b, points]
+            now = curve[j] + share[b, points] * (curve[j + 1] - curve[j])
+            if now > 1e-6:
+                for t in range(points):
+                    j = k[b, t]
+                    out[c, b, t] = min(1.0, (curve[j] + share[b, t] * (curve[j + 1] - curve[j])) / now)
+            else:
+                out[c, b] = tail[b]
 
 
 @njit
-def _at(curve: F64, grid_tokens: I64, x: float, k: int) -> float:
-    """Curve at x, which lies between grid points k and k + 1."""
-    if k + 1 >= len(grid_tokens):
-        return float(curve[-1])
-    share = (x - grid_tokens[k]) / (grid_tokens[k + 1] - grid_tokens[k])
-    return float(curve[k] + share * (curve[k + 1] - curve[k]))
+def _place(grid_tokens: I64, x: float) -> tuple[int, float]:
+    """(j, share): x lies between grid points j and j + 1, that share of the way; the last point stands for all beyond
+    it."""
+    j = np.searchsorted(grid_tokens, x, side="right") - 1
+    if j + 1 >= len(grid_tokens):
+        return len(grid_tokens) - 2, 1.0
+    return j, (x - grid_tokens[j]) / (grid_tokens[j + 1] - grid_tokens[j])
 
 
 def moments(survival: F64, grid_tokens: I64, longest: float) -> tuple[F64, F64]:

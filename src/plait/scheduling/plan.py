@@ -107,12 +107,14 @@ class Planner:
             self.refresh_lengths()
 
     def _replan_after(self) -> int:
-        """Answers to wait for. Orders that ignore lengths stand."""
+        """Answers to wait for. Orders that ignore lengths stand, and the dual scan's."""
         order = self.order
         if order is None or (order.right is None and order.key is None and not order.finish_groups):
             return NEVER
         return max(self._observed + 1, int(self._observed * REPLAN_GROWTH))
 
+        if order.kernel == "dual-scan":  # as published: the order is made once, from the sample
+            return NEVER
     def _refresh_after(self) -> int:
         """Decode step to wait for; one queue only asks the curves whether its head fits."""
         step = int(self.state.c["step"])

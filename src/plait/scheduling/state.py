@@ -107,7 +107,8 @@ _COUNTS = [
     "cached_tokens",  # prompt tokens reused
     "node_tokens",  # prompt tokens of shared nodes that were computed
 ]
-_LIMITS = ["capacity", "block", "max_seqs", "chunk", "gate", "budgeted", "policy", "window", "throttle", "exact"]
+_LIMITS = ["capacity", "block", "max_seqs", "chunk", "gate", "budgeted", "preempts"]
+_LIMITS += ["policy", "window", "throttle", "exact"]
 _FACTS = [
     "kappa",
     "gemm_s",
@@ -191,6 +192,7 @@ def new_state(
         "chunk": capacity.max_batched_tokens or UNLIMITED,
         "gate": capacity.prefix_lookup_at_submit,
         "budgeted": capacity.takes_prefill_budget,
+        "preempts": capacity.preempts_on_request,
         "window": 1,
         "kappa": 1.0,
         "gemm_s": step_time.gemm_s_per_token,

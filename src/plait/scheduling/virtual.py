@@ -20,7 +20,9 @@ from plait.scheduling.pointer import carray, pointer
 from plait.scheduling.state import DECODE, PREFILL, Records, phase_of, rows_of
 from plait.table import F64, I32, I64
 
-_COLUMNS = ["output", "later", "earlier", "calendar", "fifo", "admit_s", "start_s", "finish_s", "finished_rows", "log"]
+_BY_ROW = ["output", "later", "earlier", "admit_s", "start_s", "finish_s", "finished_rows"]
+_BY_ROW += ["computed", "cached", "lost", "thrown_out"]
+_COLUMNS = [*_BY_ROW, "calendar", "fifo", "log"]
 _ENGINE = np.dtype(
     [
         ("now_s", "f8"),
@@ -65,6 +67,10 @@ class Machine:
     start_s: F64  # [n] first token, at the last start
     finish_s: F64  # [n]
     finished_rows: I32  # [n] rows in order of completion
+    computed: I32  # [n] tokens prefilled for the row, all its starts together
+    cached: I32  # [n] tokens it needed and did not prefill: shared prefixes in KV, all its starts together
+    lost: I32  # [n] KV tokens thrown away when it was preempted
+    thrown_out: I32  # [n] times it was preempted
     log: Records  # STEP [capacity of the log]
     engine: Records  # _ENGINE [1]
 
@@ -79,16 +85,29 @@ class Machine:
         longer._connect()
         return longer
 
+    def with_more_rows(self, output_tokens: I64) -> Machine:
+        """The same machine with further rows, none longer than the machine was made for."""
+        n = len(self.output)
+        idle = new_machine(output_tokens)
+        joined = {name: np.concatenate((getattr(self, name), getattr(idle, name))) for name in _BY_ROW}
+        ring = (int(self.engine["fifo_head"][0]) + np.arange(int(self.engine["fifo_size"][0]))) % max(1, n)
+        fifo = np.zeros(max(1, n + len(output_tokens)), np.int32)
+        fifo[: len(ring)] = self.fifo[ring]
+        larger = dataclasses.replace(self, **joined, fifo=fifo)
+        larger.engine["n"], larger.engine["fifo_head"] = n + len(output_tokens), 0
+        larger._connect()
+        return larger
+
     def _connect(self) -> None:
         self.engine["log_size"] = len(self.log)
         for name in _COLUMNS:
             self.engine[f"at_{name}"] = getattr(self, name).ctypes.data
 
 
-def new_machine(output_tokens: I64) -> Machine:
-    """An idle engine at time 0."""
+def new_machine(output_tokens: I64, longest: int = 1) -> Machine:
+    """An idle engine at time 0. ``longest``: output tokens that a row may have, if that is more than these have."""
     n = len(output_tokens)
-    size = 1 << int(output_tokens.max(initial=1) + 1).bit_length()
+    size = 1 << int(output_tokens.max(initial=longest) + 1).bit_length()
     machine = Machine(
         output=output_tokens.astype(np.int32),
         later=np.full(n, -1, np.int32),
@@ -99,6 +118,10 @@ def new_machine(output_tokens: I64) -> Machine:
         start_s=np.full(n, np.nan),
         finish_s=np.full(n, np.nan),
         finished_rows=np.zeros(n, np.int32),
+        computed=np.zeros(n, np.int32),
+        cached=np.zeros(n, np.int32),
+        lost=np.zeros(n, np.int32),
+        thrown_out=np.zeros(n, np.int32),
         log=np.zeros(1 << 16, STEP),
         engine=np.zeros(1, _ENGINE),
     )
@@ -138,6 +161,8 @@ def submit(c: Records, e: Records, row: int) -> None:
     _rows_column(e.at_fifo, e)[(e.fifo_head + e.fifo_size) % e.n] = row
     e.fifo_size += 1
     _times(e.at_admit_s, e)[row] = e.now_s
+    r = rows_of(c)[row]
+    _rows_column(e.at_cached, e)[row] += r.prompt + r.kept - r.need
 
 
 @njit
@@ -168,14 +193,18 @@ def throw_out(c: Records, e: Records, row: int) -> None:
     """Preempt by recompute: the KV is lost, the tokens generated so far are kept, the row goes back to the
     scheduler."""
     r = rows_of(c)[row]
+    lost = 0
     if r.status == DECODE:
         _unschedule_finish(c, e, row)
-        e.recomputed += r.private + c.step - r.base
+        lost = r.private + c.step - r.base
     elif r.status == PREFILL:  # the last one admitted is the last one in the queue
         e.fifo_size -= 1
         if e.fifo_size == 0:
-            e.recomputed += e.head_done
+            lost = e.head_done
             e.head_done = 0
+    e.recomputed += lost
+    _rows_column(e.at_lost, e)[row] += lost
+    _rows_column(e.at_thrown_out, e)[row] += 1
     moves.preempt(c, row, 0, True)
 
 
@@ -213,11 +242,13 @@ def run_step(c: Records, e: Records, st: StepTime, budget: int) -> None:
     size = e.fifo_size
     completed = 0
     while completed < size and taken < room:
-        r = rows_of(c)[_rows_column(e.at_fifo, e)[(first + completed) % e.n]]
+        row = _rows_column(e.at_fifo, e)[(first + completed) % e.n]
+        r = rows_of(c)[row]
         k = min(r.need - e.head_done, room - taken)
         begin = r.prompt + r.kept - r.need + e.head_done
         pairs += k * begin + k * (k + 1) // 2
         taken += k
+        _rows_column(e.at_computed, e)[row] += k
         e.head_done += k
         if e.head_done < r.need:
             break

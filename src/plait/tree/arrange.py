@@ -30,7 +30,7 @@ class Arrangement:
     """Left-to-right order of n rows in u units."""
 
     rows: I64  # [n] densest first
-    density: F64  # [n] by row: compute it adds at its place (prefix cached) over its memory time
+    density: F64  # [n] by row: compute it adds at its place (prefix cached) over its memory time, to single precision
     unit_begin: I64  # [u + 1] unit k is rows[unit_begin[k]:unit_begin[k + 1]]; rows of one unit share a prefix
     unit_density: F64  # [u] rho of each unit
     tree: PrefixTree  # prefixes as this order shares them: dfs_rows is rows
@@ -73,12 +73,11 @@ class _Working:
             self.parent, self.prefix_tokens, self.home, self.prompt_tokens, self.compute_s, self.memory_s
         )
         shared = self.prefix_tokens[self.home] / np.maximum(self.prompt_tokens, 1)
-        self.row_density = density(self.compute_s, self.memory_s, shared)
+        self.row_density = _single(density(self.compute_s, self.memory_s, shared))
         n = len(self.home)
         # ties keep depth-first order: rows before nodes, each in their own order
         items = np.concatenate((self.dfs_rows, np.arange(n, n + len(self.parent))))
-        key = np.concatenate((self.row_density[self.dfs_rows], self.nodes.added_density))
-        items = items[np.argsort(-key, kind="stable")]
+        items = items[_falling(np.concatenate((self.row_density[self.dfs_rows], _single(self.nodes.added_density))))]
         rows = _emit(items, self.parent, self.home)
         misplaced = np.zeros(n, np.bool_)
         misplaced[rows] = _breaks_order(self.row_density[rows], self.home[rows] == 0)
@@ -98,7 +97,7 @@ class _Working:
             )
         )
         cost = self.prefix_tokens[np.concatenate((self.parent[nodes], self.home[rows]))]
-        first = np.argsort(-work * np.abs(off) / np.maximum(cost, 1), kind="stable")
+        first = _falling(work * np.abs(off) / np.maximum(cost, 1))
         items = np.concatenate((-1 - nodes, rows))[first]  # nodes as negative numbers
         left = _move(items, self.parent, self.home, self.prefix_tokens, self.split, self.budget - self.spent)
         moved = left[1] > 0
@@ -133,6 +132,22 @@ class _Working:
         top = _top_nodes(tree.parent)[tree.node_of[first]]
         alone = density(self.compute_s[first], self.memory_s[first], np.zeros(len(first)))
         return np.where(top > 0, nodes.density[top], alone)
+
+
+def _single(values: F64) -> F64:
+    """Values >= 0 rounded to single precision: what differs by less is a tie."""
+    with np.errstate(over="ignore"):
+        return np.abs(values).astype(np.float32).astype(np.float64)
+
+
+def _falling(values: F64) -> I64:
+    """Positions by falling value (>= 0, to single precision), ties in order, int64 [k]. The bits of a float >= 0 grow
+    with it, so one sort of integers, value before position, does it in a fifth of the time of ``argsort``."""
+    with np.errstate(over="ignore"):
+        bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    packed = (np.uint64(0x7F800000) - bits) << np.uint64(32) | np.arange(len(values), dtype=np.uint64)
+    packed.sort()
+    return (packed & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _log(values: F64) -> F64:
@@ -193,6 +208,8 @@ def _breaks_order(values: F64, pinned: Mask) -> Mask:
         if not fits[i]:
             continue
         low, high = 0, size
+        if size > 0 and values[ends[size - 1]] >= values[i]:
+            low = size  # the usual case: it extends the longest one
         while low < high:  # first pile whose end is smaller than this value
             middle = (low + high) // 2
             if values[ends[middle]] < values[i]:
