@@ -4,9 +4,10 @@
     python benchmarks/latency.py --simulate       # the same on the virtual clock, with this machine's step times
 
 80/20 of short and long requests, shuffled with a fixed seed: lengths from the lmsys and arxiv traces of
-../shared/data/traces, all multiplied by --scale (prompts of at least 8 tokens). Text: the questions of
-../shared/data/prompts (BBH, GSM8K, MMLU) without their examples; a prompt is as many consecutive questions of a
-shuffled list as its length takes, the last one cut, and no question is used twice.
+../shared/data/traces, so scaled (--prompt-scale, --output-scale) that a run takes about a minute on two cores, half of
+it prefill; prompts have at least 8 tokens. Text: the questions of ../shared/data/prompts (BBH, GSM8K, MMLU) without
+their examples; a prompt is as many consecutive questions of a shuffled list as its length takes, the last one cut, and
+no question is used twice.
 
 Modes, each a ``plait run`` in a fresh process with one KV cache that binds:
 
@@ -77,22 +78,22 @@ class Work:
         return [{"prompt": text, "max_tokens": cap, "temperature": 0} for text in self.prompts]
 
 
-def work(n: int, scale: float, seed: int, tokenizer: Tokenizer) -> Work:
+def work(options: argparse.Namespace, tokenizer: Tokenizer) -> Work:
     """The benchmark's requests. Raises ValueError where the questions do not suffice."""
-    prompt, output = Traces(SHARED / "data" / "traces").mix(n, SHORT_SHARE, seed)
-    prompt = np.maximum(LEAST_PROMPT_TOKENS, np.rint(prompt * scale)).astype(np.int64)
-    asked = questions(np.random.default_rng(seed))
+    prompt, output = Traces(SHARED / "data" / "traces").mix(options.requests, SHORT_SHARE, options.seed)
+    prompt = np.maximum(LEAST_PROMPT_TOKENS, np.rint(prompt * options.prompt_scale)).astype(np.int64)
+    asked = questions(np.random.default_rng(options.seed))
     encoded = tokenizer.encode_many([("/v1/completions", {"prompt": text}) for text in asked])
     texts, at = [], 0
     for tokens in prompt.tolist():
         ids: list[int] = []
         while len(ids) < tokens:
             if at == len(encoded):
-                raise ValueError(f"the questions end after {len(texts)} prompts; lower --requests or --scale")
+                raise ValueError(f"the questions end after {len(texts)} prompts; lower --requests or --prompt-scale")
             ids += np.asarray(encoded[at]).tolist()
             at += 1
         texts.append(tokenizer.decode(ids[:tokens]))
-    return Work(texts, np.maximum(1, np.rint(output * scale)).astype(np.int64))
+    return Work(texts, np.maximum(1, np.rint(output * options.output_scale)).astype(np.int64))
 
 
 def questions(rng: np.random.Generator) -> list[str]:
@@ -203,7 +204,7 @@ def one_simulation(mode: str, given: Work, tokenizer: Tokenizer, options: argpar
 def compare(options: argparse.Namespace) -> None:
     """Interleaved runs of every mode; prints and writes the table."""
     tokenizer = Tokenizer.load(find_model().path)
-    given = work(options.requests, options.scale, options.seed, tokenizer)
+    given = work(options, tokenizer)
     modes = options.modes.split(",")
     runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory() as name:
@@ -231,7 +232,7 @@ def report(runs: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -
         row["tokens_per_s"] = statistics.mean(tokens / run["duration_s"] for run in runs[mode])
         row["preemptions"] = statistics.mean(run.get("preemptions", float("nan")) for run in runs[mode])
     how = "simulated" if options.simulate else f"means of {options.runs} interleaved runs"
-    print(f"{options.requests} requests, lengths x {options.scale:g}, KV {options.kv_tokens} tokens, "
+    print(f"{options.requests} requests, prompts x {options.prompt_scale:g}, outputs x {options.output_scale:g}, KV {options.kv_tokens} tokens, "
           f"cap {options.cap}, seed {options.seed}, {how}")  # fmt: skip
     print("mode                 mean s   p50 s   p99 s   tokens/s   preempted   mean / fcfs   tokens/s / blend")
     for mode, row in rows.items():
@@ -250,10 +251,11 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--scale", type=float, default=0.35)
+    parser.add_argument("--prompt-scale", type=float, default=0.35)
+    parser.add_argument("--output-scale", type=float, default=0.175)
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--kv-tokens", type=int, default=8192)
-    parser.add_argument("--cap", type=int, default=2048, help="max_tokens of every request where lengths are estimated")
+    parser.add_argument("--kv-tokens", type=int, default=3584)
+    parser.add_argument("--cap", type=int, default=896, help="max_tokens of every request where lengths are estimated")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--simulate", action="store_true")

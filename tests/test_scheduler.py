@@ -16,6 +16,7 @@ from plait.policy.base import View
 from plait.scheduler import Scheduler
 from plait.table import RequestTable
 from plait.tree.build import tree_from_groups
+from plait.tree.prefix import PrefixTree
 from tests.simulation import POLICIES, STEP_TIME, small_job
 
 
@@ -121,3 +122,12 @@ def test_an_unknown_policy_is_named_with_its_neighbour() -> None:
     view = View(job.table, job.tree, lengths.expected, Capacity(1000), STEP_TIME)
     with pytest.raises(UsageError, match="did you mean 'blend'"):
         Scheduler(replace(view), lengths, "blnd")
+
+
+def test_rows_that_fit_even_if_none_ends_early_run_together_whatever_is_unknown() -> None:
+    table = RequestTable.of([400, 400, 400], [100, 100, 100])
+    tree = PrefixTree.without_sharing(3)
+    for kv_tokens, together in ((1010, 2), (1510, 3)):
+        lengths = Lengths.unknown(table, tree)
+        view = View(table, tree, lengths.expected, Capacity(kv_tokens), STEP_TIME)
+        assert len(Scheduler(view, lengths, "fcfs").decide(0.0).admit) == together

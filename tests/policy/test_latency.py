@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plait.events import Capacity
 from plait.lengths import Lengths
 from plait.model.steptime import paper_a100_8b
 from plait.policy.base import View, order_function
-from plait.policy.latency import AGEING, machine_time_s, private_prompt_tokens
+from plait.policy.latency import AGEING, machine_time_s, private_prompt_tokens, started_in_time
 from plait.simulate import simulate
 from plait.table import RequestTable
 from plait.tree.build import tree_from_groups
@@ -67,3 +69,36 @@ def test_known_lengths_are_hardly_ever_preempted() -> None:
     for name in NAMES:
         result = simulate(table, tree, o, Lengths.known(table, o), capacity, paper_a100_8b("sequential"), name)
         assert result.preemptions <= 0.01 * table.n
+
+
+def test_an_answer_that_would_outlast_all_others_starts_before_its_turn() -> None:
+    view = view_of([10] * 2000 + [10], [20] * 2000 + [400])
+    assert 100 < order_function("latency")(view).rows.tolist().index(2000) < 1500
+    steady = view_of([10] * 2000 + [300], [20] * 2000 + [20])
+    assert order_function("latency")(steady).rows[-1] == 2000
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=40))
+def test_only_long_answers_are_pulled_forward_and_the_rest_keep_their_order(rows: list[tuple[int, int]]) -> None:
+    view = view_of([s for s, _ in rows], [o for _, o in rows])
+    key = machine_time_s(view)
+    moved = started_in_time(key, view)
+    stay = moved == key
+    assert np.all(moved <= key) and moved.min() > 0
+    order = np.argsort(moved, kind="stable")
+    assert np.all(np.diff(key[order][stay[order]]) >= 0)
+
+
+def test_a_backlog_with_a_few_huge_answers_takes_hardly_longer_than_its_longest_first() -> None:
+    generator = np.random.default_rng(0)
+    o = np.concatenate((generator.integers(5, 60, 300), [500, 600, 700]))
+    s = generator.integers(5, 100, 303)
+    table, tree = RequestTable.of(s, o), PrefixTree.without_sharing(303)
+    capacity = Capacity(3000, max_num_seqs=32, max_batched_tokens=512)
+    machine = paper_a100_8b("sequential")
+    took = {
+        name: simulate(table, tree, o, Lengths.known(table, o), capacity, machine, name)
+        for name in ("latency", "area", "blend")
+    }
+    assert took["latency"].makespan_s <= 1.1 * took["blend"].makespan_s < took["area"].makespan_s
+    assert took["latency"].finish_s.mean() <= 1.15 * took["area"].finish_s.mean()
