@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import msgspec
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -24,8 +27,8 @@ class Reply:
 
 
 async def call(app: App, method: str, path: str, body: bytes = b"", hang_up: asyncio.Event | None = None) -> Reply:
-    """The application's reply to a JSON request; ``hang_up``, once set, is the client's leaving before it has it.
-    Whatever the application itself does not handle is raised."""
+    """The application's reply to a JSON request; ``hang_up``, once set, is the client's leaving before it has it. An
+    error that the application does not handle is a reply of status 500, as behind any server."""
     reply = Reply()
     sent, gone = False, hang_up or asyncio.Event()
 
@@ -44,7 +47,14 @@ async def call(app: App, method: str, path: str, body: bytes = b"", hang_up: asy
         elif message["type"] == "http.response.body":
             reply.body += message.get("body", b"")
 
-    await app(_scope(method, path, len(body)), receive, send)
+    work = asyncio.ensure_future(app(_scope(method, path, len(body)), receive, send))
+    await asyncio.wait({work})
+    error = work.exception()
+    if error is not None:
+        traceback.print_exception(error)
+        if not reply.status:
+            message = {"error": {"message": f"{type(error).__name__}: {error}", "type": "InternalServerError"}}
+            return Reply(500, {"content-type": "application/json"}, msgspec.json.encode(message))
     return reply
 
 
