@@ -13,13 +13,15 @@ import click
 import numpy as np
 
 from plait.data.traces import Trace, read_trace
-from plait.errors import InputError, UsageError
+from plait.errors import CapacityError, InputError, UsageError
 from plait.table import I64
 from plait.unitstep import online
 from plait.unitstep.bounds import Bound, best_bound
 from plait.unitstep.intervals import sorted_f_amin
-from plait.unitstep.kernel import total_completion
+from plait.unitstep.kernel import check_requests, total_completion
 from plait.unitstep.orders import starts_of
+from plait.unitstep.shared_orders import shared_starts_of
+from plait.unitstep.sharing import own_tokens
 
 DEFAULT_POLICIES = ("fcfs", "latency")
 DEFAULT_SEARCH_S = 4.0
@@ -43,23 +45,34 @@ def run(traces: tuple[str, ...], **options: Any) -> None:
     rows = []
     for path in traces:
         trace = read_trace(path)
-        lengths = _columns(trace)
+        _require_schedulable(trace, kv_tokens)
         schedules = {policy: _starts(trace, policy, kv_tokens, limit_s) for policy in policies}
         least = min(total_completion(starts, trace.output_tokens) for starts in schedules.values())
-        bound = best_bound(*lengths, kv_tokens, least)
+        bound = best_bound(own_tokens(trace.table.prompt_tokens, trace.tree), trace.output_tokens, kv_tokens, least)
         rows += [_row(trace, policy, starts, kv_tokens, bound) for policy, starts in schedules.items()]
         if schedule:
             _write(Path(schedule), schedules[policies[0]])
     click.echo(json.dumps({"policies": rows}, indent=2) if options["as_json"] else _table(rows))
 
 
+def _require_schedulable(trace: Trace, kv_tokens: int) -> None:
+    """Raise CapacityError naming the trace and its first row that exceeds the budget on its own."""
+    try:
+        check_requests(*_columns(trace), kv_tokens)
+    except CapacityError as error:
+        raise CapacityError(f"{trace.name}: {error}") from None
+
+
 def _starts(trace: Trace, policy: str, kv_tokens: int, limit_s: float) -> I64:
-    """Start steps of one policy. Where requests arrive over time, none starts before its arrival."""
+    """Start steps of one policy. Where requests arrive over time, none starts before its arrival; in a backlog what
+    prompts share is held once."""
     arrival = _arrival(trace)
     if policy == "sorted-f-online" or arrival.any():
         return online.starts_of(online.serve(policy, *_columns(trace), arrival, kv_tokens))
     if policy == "sorted-f-amin":  # the trace tells all lengths: nothing is evicted
         return online.starts_of(sorted_f_amin(*_columns(trace), trace.output_tokens, kv_tokens))
+    if trace.tree.n_nodes > 1:
+        return shared_starts_of(policy, *_columns(trace), kv_tokens, trace.tree, _clock(limit_s))
     return starts_of(policy, *_columns(trace), kv_tokens, _clock(limit_s))
 
 

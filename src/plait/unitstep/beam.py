@@ -105,7 +105,8 @@ class Beam:
         while self._level < until:
             seed = self._seed + self._level
             made = _extend_all(self._backlog, self._now, self._alive, self._next, self._children, self._skip, seed)
-            self._alive = _select(self._next, made, self._now, len(self._now.counts))
+            ranked = np.argsort(self._next.totals[:made, WORTH])
+            self._alive = _select(self._next, ranked, self._now, len(self._now.counts))
             level = self._level
             self._rows[level], self._starts[level] = self._now.rows, self._now.starts
             self._parent[level] = self._now.parent[:, 0]
@@ -130,7 +131,7 @@ def _extend_all(
 ) -> int:
     """Fill ``following`` with ``children`` extensions of each of the ``alive`` states; how many were made."""
     np.random.seed(seed)
-    child = 0
+    child = np.int64(0)  # typed: a literal compiles callees once more
     for state in range(alive):
         for turn in range(children):
             _copy(now, state, following, child)
@@ -151,15 +152,16 @@ def _copy(source: States, i: int, target: States, j: int) -> None:
     for k in range(buffered):
         target.waiting[j, k] = source.waiting[i, k]
         target.bounds[j, k] = source.bounds[i, k]
-    target.counts[j] = source.counts[i]
-    target.totals[j] = source.totals[i]
+    for k in range(source.counts.shape[1]):  # loops: assigning rows of arrays takes seconds to compile
+        target.counts[j, k] = source.counts[i, k]
+    for k in range(source.totals.shape[1]):
+        target.totals[j, k] = source.totals[i, k]
 
 
 @njit
-def _select(made: States, count: int, kept: States, width: int) -> int:
-    """Keep the ``width`` states of least worth, each once, best first; how many there are."""
-    ranked = np.argsort(made.totals[:count, WORTH])
-    alive = 0
+def _select(made: States, ranked: I64, kept: States, width: int) -> int:
+    """Keep the first ``width`` states of ``ranked``, by worth, each once; how many there are."""
+    alive = np.int64(0)
     last = np.nan
     for child in ranked:
         worth = made.totals[child, WORTH]
@@ -167,9 +169,9 @@ def _select(made: States, count: int, kept: States, width: int) -> int:
             continue
         last = worth
         _copy(made, child, kept, alive)
-        kept.rows[alive] = made.rows[child]
-        kept.starts[alive] = made.starts[child]
-        kept.parent[alive] = made.parent[child]
+        for k in range(SEGMENT):
+            kept.rows[alive, k], kept.starts[alive, k] = made.rows[child, k], made.starts[child, k]
+        kept.parent[alive, 0] = made.parent[child, 0]
         alive += 1
         if alive == width:
             break
@@ -183,7 +185,7 @@ def _extend(backlog: Backlog, states: States, i: int, skip: float) -> None:
     ends, peaks, most, most_end = states.ends[i], states.peaks[i], states.most[i], states.most_end[i]
     waiting, bounds, counts, totals = states.waiting[i], states.bounds[i], states.counts[i], states.totals[i]
     last, buffered, t = counts[ACTIVE], counts[BUFFERED], counts[STEP]
-    first = 0
+    first = np.int64(0)
     started = 0
     states.rows[i, :] = -1
     while started < SEGMENT and buffered > 0:
@@ -231,7 +233,7 @@ def _extend(backlog: Backlog, states: States, i: int, skip: float) -> None:
 @njit
 def _compact(t: int, ends: I64, peaks: I64, most: I64, most_end: I64, last: int) -> int:
     """Drop completions up to step t and move the rest to the front; how many were dropped."""
-    gone = retire(t, ends, peaks, most, most_end, 0, last)
+    gone = retire(t, ends, peaks, most, most_end, np.int64(0), last)
     if gone:
         for k in range(gone, last):
             ends[k - gone], peaks[k - gone] = ends[k], peaks[k]

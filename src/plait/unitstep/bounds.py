@@ -7,10 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.table import F64, I64
-from plait.unitstep.kernel import area
+from plait.unitstep.kernel import area, running_at_once
 
 LP_ROWS = 2_500
 """Up to this many requests the LP bound takes a few seconds at most, and can exceed the mean-busy-time one."""
+WAVES_ROWS = 12_000
+WAVES = 40
+"""Up to WAVES_ROWS it takes some ten seconds, and exceeds the other where few times as many wait as run at once."""
 
 
 class Bound(NamedTuple):
@@ -41,13 +44,15 @@ def mean_busy_time(prompt_tokens: I64, output_tokens: I64, kv_tokens: int) -> fl
 
 
 def best_bound(prompt_tokens: I64, output_tokens: I64, kv_tokens: int, target: float) -> Bound:
-    """The larger of the mean-busy-time bound and, up to LP_ROWS requests, the Lagrangian LP bound.
+    """The larger of the mean-busy-time bound and, where it can be more, the Lagrangian LP bound.
 
     ``target`` is the TEL of some schedule, the better the better (lp.lagrangian_bound).
     """
     from plait.unitstep.lp import lagrangian_bound  # needs this module's estimates
 
     busy = Bound(mean_busy_time(prompt_tokens, output_tokens, kv_tokens), "mean busy time")
-    if len(prompt_tokens) > LP_ROWS:
+    n = len(prompt_tokens)
+    few_waves = n <= WAVES_ROWS and n <= WAVES * running_at_once(prompt_tokens, output_tokens, kv_tokens)
+    if n > LP_ROWS and not few_waves:
         return busy
     return max(busy, Bound(lagrangian_bound(prompt_tokens, output_tokens, kv_tokens, target), "Lagrangian LP"))

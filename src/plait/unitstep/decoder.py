@@ -38,12 +38,12 @@ def list_starts(
     ends, peaks = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     most, most_end = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     longest = np.max(o)
-    begin = first = last = t = latest = 0
+    begin = first = last = t = latest = np.int64(0)  # typed: a literal compiles callees once more
     while begin < n:
         if tree is None:
             first = retire(t, ends, peaks, most, most_end, first, last)
             if first == last:
-                first = last = 0
+                first = last = np.int64(0)
         else:
             move_on(tree, t, longest)
         k = begin

@@ -46,6 +46,12 @@ def area(prompt_tokens: I64, output_tokens: I64) -> F64:
     return prompt_tokens * o + o * (o + 1) / 2
 
 
+def running_at_once(s: I64, o: I64, kv_tokens: int) -> float:
+    """About how many requests run at once while the many small ones do: the budget over the median size."""
+    sizes = (s + o)[:: max(1, len(s) // 256)]
+    return kv_tokens / float(np.sort(sizes)[len(sizes) // 2])
+
+
 def decode(
     s: I64,
     o: I64,
@@ -66,7 +72,7 @@ def decode(
     """
     longest = int(np.max(o))
     if by_tree is None:
-        worth_it = len(s) >= TREE_ROWS and _running(s, o, kv_tokens) >= TREE_RUNNING
+        worth_it = len(s) >= TREE_ROWS and running_at_once(s, o, kv_tokens) >= TREE_RUNNING
         by_tree = worth_it and longest <= LONGEST
     tree = new_step_tree(longest) if by_tree else None
     return list_starts(s, o, order, key, kv_tokens, window, kappa, every_step, tree, None)
@@ -89,16 +95,13 @@ def decode_shared(
     """
     longest = int(np.max(o))
     if longest > LONGEST:
-        raise UsageError(f"shared prefixes take outputs of up to {LONGEST:,} tokens; row {np.argmax(o)} has {longest:,}")
+        raise UsageError(
+            f"row {np.argmax(o)}: {longest:,} output tokens; where prompts are shared up to {LONGEST:,} are possible: "
+            "drop the row, or the columns group and shared_tokens"
+        )
     tree, held = new_step_tree(longest), new_prefixes(prefixes)
     own = own_tokens(s, prefixes)
     return list_starts(own, o, order, key, kv_tokens, window, kappa, every_step, tree, held)
-
-
-def _running(s: I64, o: I64, kv_tokens: int) -> float:
-    """About how many requests run at once while the many small ones do: the budget over the median size."""
-    sizes = (s + o)[:: max(1, len(s) // 256)]
-    return kv_tokens / float(np.sort(sizes)[len(sizes) // 2])
 
 
 def schedule(

@@ -25,7 +25,9 @@ OUTPUT_GROUPS = 4
 """Beyond CLASSES requests a class is a quarter, by output, of a run of neighbours in area."""
 EARLIER = 1.5
 """Cells are shorter early, where requests are short and many complete: edges grow with this power."""
-POLISH_ROUNDS = 60
+POLISH_ROUNDS = 300
+POLISHED_ROWS = 150_000
+"""Rounds that polish the prices, at most, and requests in all of them: a round takes time by their number."""
 SLACK = 1.25
 """Horizon of the coarse LP, as a multiple of the time that full memory needs (plus the longest output)."""
 
@@ -63,7 +65,7 @@ def lagrangian_bound(prompt_tokens: I64, output_tokens: I64, kv_tokens: int, tar
     fluid = fluid_prices(s, o, kv_tokens, middle)
     trials = [share * from_lp + (1 - share) * fluid for share in LP_SHARES]
     pace = 1.0
-    for turn in range(len(trials) + POLISH_ROUNDS):
+    for turn in range(len(trials) + min(POLISH_ROUNDS, POLISHED_ROWS // len(s))):
         if turn < len(trials):
             prices = trials[turn]
         else:
@@ -77,7 +79,7 @@ def lagrangian_bound(prompt_tokens: I64, output_tokens: I64, kv_tokens: int, tar
         if bound > best:
             best, kept, over = bound, prices, held - budget
         elif turn >= len(trials):
-            pace *= 0.7
+            pace *= 0.85
     return best
 
 

@@ -96,8 +96,11 @@ NAMES = ("latency", "dispersed", *LISTS, *SOLVERS)
 PORTFOLIO_ROWS = 5_000
 """Beyond, ``latency`` tries only lists whose time hardly grows faster than the number of requests."""
 LP_ROWS = 2_000
-VARIANTS = ((1.15, 256, 1.5), (1.0001, 256, 2.2), (1.0001, 64, 2.2), (1.0001, 256, 1.3), (1.3, 64, 1.4))
-"""Bucket ratio, window and kappa of the further dispersed lists that ``latency`` tries."""
+WIDE_ROWS = 200_000
+"""Beyond, a window of 1,024 takes too long."""
+WIDE = ((1.15, 256, 2.0), (1.15, 1_024, 2.0))
+VARIANTS = ((1.0001, 256, 2.2), (1.0001, 64, 2.2), (1.0001, 256, 1.3), (1.3, 64, 1.4))
+"""Bucket ratio, window and kappa of the further dispersed lists that ``latency`` tries, before and after the named."""
 
 
 def starts_of(policy: str, s: I64, o: I64, kv_tokens: int, keep_going: Callable[[], bool] | None = None) -> I64:
@@ -110,10 +113,11 @@ def starts_of(policy: str, s: I64, o: I64, kv_tokens: int, keep_going: Callable[
     check_requests(s, o, kv_tokens)
     if policy == "latency":
         return _best(s, o, kv_tokens, keep_going)
-    return _decoded(_listing(policy, s, o, kv_tokens), s, o, kv_tokens)
+    return _decoded(listing(policy, s, o, kv_tokens), s, o, kv_tokens)
 
 
-def _listing(policy: str, s: I64, o: I64, kv_tokens: int) -> Listing:
+def listing(policy: str, s: I64, o: I64, kv_tokens: int) -> Listing:
+    """List of a named policy other than ``latency``. Raises UsageError where there is none."""
     if policy == "dispersed":
         return dispersed(s, o)
     if policy in LISTS:
@@ -138,19 +142,21 @@ def portfolio(n: int) -> tuple[str, ...]:
 
 
 def _best(s: I64, o: I64, kv_tokens: int, keep_going: Callable[[], bool] | None) -> I64:
-    """Best of the portfolio, quickest lists first, improved while the clock allows."""
+    """Best of the portfolio, those that gain most first, improved while the clock allows."""
     best = _decoded(dispersed(s, o), s, o, kv_tokens)
-    tries: list[Callable[[], Listing]] = [partial(_listing, name, s, o, kv_tokens) for name in portfolio(len(s))]
-    tries.insert(0, partial(overtaking, s, o))
+    wide = WIDE if len(s) <= WIDE_ROWS else WIDE[:1]
+    tries: list[Callable[[], Listing]] = [partial(dispersed, s, o, *variant) for variant in wide]
+    tries.append(partial(overtaking, s, o))
+    tries += [partial(listing, name, s, o, kv_tokens) for name in portfolio(len(s))]
     tries += [partial(dispersed, s, o, *variant) for variant in VARIANTS]
-    for listing in tries:
+    for turn in tries:
         if keep_going is not None and not keep_going():
             return best
-        starts = _decoded(listing(), s, o, kv_tokens)
+        starts = _decoded(turn(), s, o, kv_tokens)
         if np.sum(starts) < np.sum(best):
             best = starts
     return best if keep_going is None else improve(s, o, best, kv_tokens, keep_going)
 
 
-def _decoded(listing: Listing, s: I64, o: I64, kv_tokens: int) -> I64:
-    return decode(s, o, listing.order, listing.key, kv_tokens, listing.window, listing.kappa, False)
+def _decoded(found: Listing, s: I64, o: I64, kv_tokens: int) -> I64:
+    return decode(s, o, found.order, found.key, kv_tokens, found.window, found.kappa)

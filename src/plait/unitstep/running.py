@@ -1,7 +1,7 @@
 """Running requests of the unit-step model in arrays by completion: checks in O(log active), changes in O(active).
 
-``ends[first:last]`` are the completions of running requests, ascending, ``peaks`` the usage + step at each, ``most`` the
-running maximum of ``peaks`` and ``most_end`` the completion where it is reached.
+``ends[first:last]`` are the completions of running requests, ascending, ``peaks`` the usage + step at each, ``most``
+the running maximum of ``peaks`` and ``most_end`` the completion where it is reached.
 """
 
 from __future__ import annotations

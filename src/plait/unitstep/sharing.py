@@ -1,4 +1,4 @@
-"""Prompts that begin alike: what they share is held once, from the first start to the last completion of the rows below.
+"""Prompts that begin alike: what they share is held once, from the first start to the last completion below a node.
 
 A request then adds its own tokens and, at the steps after the latest completion below a node of its path, that node's
 segment. Later starts can only extend what is held, so usage with the request counted in never falls by them.
@@ -41,9 +41,7 @@ def own_tokens(prompt_tokens: I64, tree: PrefixTree) -> I64:
 
 
 @njit
-def shared_not_before(
-    tree: StepTree, prefixes: Prefixes, row: int, own: int, o: int, t: int, kv_tokens: int
-) -> int:
+def shared_not_before(tree: StepTree, prefixes: Prefixes, row: int, own: int, o: int, t: int, kv_tokens: int) -> int:
     """A lower bound > t on the first feasible start, or t itself if the row may start at step t.
 
     Nodes towards the root are held longer: between the latest completions of two the same tokens are added.

@@ -37,7 +37,12 @@ def dp_order(s: I64, o: I64, kv_tokens: int) -> I64:
     """
     if len(s) > DP_ROWS:
         raise UsageError(f"sorted-f-dp takes up to {DP_ROWS} requests, got {len(s)}; use sorted-f or sorted-f-swap")
-    return _dp_batches(s, o, kv_tokens)
+    left, batches = np.arange(len(s)), []
+    while len(left):
+        chosen = best_batch(s[left], o[left], kv_tokens)
+        batches.append(left[chosen][np.argsort(o[left[chosen]], kind="stable")])
+        left = left[~chosen]
+    return np.concatenate(batches)
 
 
 def swap_order(s: I64, o: I64, kv_tokens: int) -> I64:
@@ -47,7 +52,9 @@ def swap_order(s: I64, o: I64, kv_tokens: int) -> I64:
     """
     if len(s) > SWAP_ROWS:
         raise UsageError(f"sorted-f-swap takes up to {SWAP_ROWS} requests, got {len(s)}; use sorted-f-quantile")
-    return _swap_batches(s, o, np.argsort(o * (s + o), kind="stable"), kv_tokens)
+    start = np.argsort(o * (s + o), kind="stable")
+    batch = _swap_batches(s, o, start, kv_tokens)
+    return start[np.lexsort((o[start], batch[start]))]
 
 
 def quantile_order(s: I64, o: I64, kv_tokens: int) -> I64:
@@ -89,21 +96,6 @@ def _fill(s: I64, o: I64, order: I64, kv_tokens: int) -> I64:
 
 
 @njit
-def _dp_batches(s: I64, o: I64, kv_tokens: int) -> I64:
-    left = np.arange(len(s))
-    order = np.empty(len(s), np.int64)
-    done = 0
-    while len(left):
-        chosen = best_batch(s[left], o[left], kv_tokens)
-        batch = left[chosen]
-        batch = batch[np.argsort(o[batch], kind="mergesort")]
-        order[done : done + len(batch)] = batch
-        done += len(batch)
-        left = left[~chosen]
-    return order
-
-
-@njit
 def best_batch(s: I64, o: I64, kv_tokens: int) -> Flags:
     """The set of least F (of those, the largest) within the budget, bool [n]; n <= DP_ROWS.
 
@@ -139,19 +131,23 @@ def best_batch(s: I64, o: I64, kv_tokens: int) -> Flags:
 
 @njit
 def _swap_batches(s: I64, o: I64, start: I64, kv_tokens: int) -> I64:
-    n = len(s)
+    """Batch number of each row, int64 [n]."""
+    batch = np.empty(len(s), np.int64)
     left = start.copy()
-    done = 0
-    order = np.empty(n, np.int64)
-    while done < n:
+    number = 0
+    while len(left):
         chosen = _greedy(s, o, left, kv_tokens)
         _swap(s, o, left, chosen, kv_tokens)
-        batch = left[chosen]
-        batch = batch[np.argsort(o[batch], kind="mergesort")]
-        order[done : done + len(batch)] = batch
-        done += len(batch)
-        left = left[~chosen]
-    return order
+        kept = 0
+        for i, row in enumerate(left):
+            if chosen[i]:
+                batch[row] = number
+            else:
+                left[kept] = row
+                kept += 1
+        left = left[:kept]
+        number += 1
+    return batch
 
 
 @njit

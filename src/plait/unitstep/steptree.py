@@ -137,7 +137,7 @@ def tree_not_before(tree: StepTree, s: int, o: int, t: int, kv_tokens: int) -> i
 def bound_by(tree: StepTree, excess: int, at: int, o: int, t: int) -> int:
     """t, or a lower bound > t on the start of a request that would exceed the budget by ``excess`` at step ``at``.
 
-    Either that many steps later it fits, or ``at`` has passed; at its own end it exceeds until a completion comes first.
+    Either that many steps later it fits, or ``at`` has passed; at its own end it exceeds until one completes before.
     """
     if excess <= 0:
         return t
