@@ -8,18 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait.bounds import Bounds, bounds
+from plait.deadlines import DeadlineReport, report
 from plait.events import Capacity
 from plait.lengths import Lengths
 from plait.model.steptime import StepTime
 from plait.policy.base import View
 from plait.scheduler import Scheduler
 from plait.simulate import Result, simulate
-from plait.table import I64, RequestTable
+from plait.table import F64, I64, RequestTable
 from plait.tree.prefix import PrefixTree
 from plait.tree.sharing import sharing_ratio, unique_tokens
 
-GOALS = {"throughput": "blend", "latency": "latency"}
-"""Goal on the command line -> policy."""
+GOALS = {"throughput": 0.0, "balanced": 0.03, "latency": np.inf}
+"""Goal on the command line -> share by which a job may take longer than under the fastest order, if its answers then
+come sooner on average."""
+FRONT = ("blend", *(f"balanced:{weight}" for weight in (0.25, 0.5, 0.625, 0.75, 0.875, 1.0)), "latency")
+"""Policies from most throughput to least mean completion time."""
 BASELINES = ("fcfs", "dfs")
 """Orders that are always shown beside the chosen one."""
 
@@ -42,6 +46,36 @@ class Forecast:
     mean_completion_s: float
     prefill_tokens: int
     order: I64  # [n] rows by admission
+    finish_s: F64  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a job is run for."""
+
+    goal: str = "throughput"
+    """A key of GOALS."""
+    policy: str | None = None
+    """This policy whatever the goal."""
+    deadline_s: float = np.inf
+    """When the whole job is wanted."""
+
+    def candidates(self) -> tuple[str, ...]:
+        """Policies worth a forecast. With a deadline all of the front are: the goal's own may be too slow."""
+        if self.policy is not None:
+            return (self.policy,)
+        if self.goal == "balanced" or np.isfinite(self.deadline_s):
+            return FRONT
+        return FRONT[:1] if self.goal == "throughput" else FRONT[-1:]
+
+    def choose(self, forecasts: Sequence[Forecast]) -> Forecast:
+        """The least mean completion time among those that take at most the goal's share longer than the fastest. With a
+        deadline only those in time count; if there are none, the one with most requests answered by then."""
+        if not any(f.makespan_s <= self.deadline_s for f in forecasts):
+            return max(forecasts, key=lambda f: int((f.finish_s <= self.deadline_s).sum()))
+        limit_s = (1.0 + GOALS[self.goal]) * min(f.makespan_s for f in forecasts)
+        fast = [f for f in forecasts if f.makespan_s <= min(limit_s, self.deadline_s)]
+        return min(fast, key=lambda f: f.mean_completion_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +90,8 @@ class Outlook:
     bounds: Bounds
     """Compute and memory seconds of the whole job, shared prefixes computed once, and the optimum they imply."""
     forecasts: tuple[Forecast, ...]
+    deadlines: DeadlineReport
+    """Under the chosen policy."""
 
     @property
     def density(self) -> float:
@@ -81,15 +117,27 @@ def scheduler(
 
 
 def outlook(
-    table: RequestTable, tree: PrefixTree, lengths: Lengths, machine: Machine, policies: Sequence[str], seed: int = 0
+    table: RequestTable,
+    tree: PrefixTree,
+    lengths: Lengths,
+    machine: Machine,
+    policies: Sequence[str],
+    seed: int = 0,
+    objective: Objective | None = None,
 ) -> Outlook:
-    """Forecast a job under each policy as if every answer had its expected length. The first is the chosen one."""
+    """Forecast a job under each policy as if every answer had its expected length. The first policy is the chosen one,
+    unless there is an ``objective``: its candidates are forecast too, and the one it chooses comes first."""
+    candidates = objective.candidates() if objective is not None else ()
     output = np.maximum(1, np.rint(lengths.expected)).astype(np.int64)
     expected = Lengths.known(table, output)
     forecasts = []
-    for policy in policies:
+    for policy in dict.fromkeys((*candidates, *policies)):
         result = simulate(table, tree, output, expected, machine.capacity, machine.step_time, policy, seed)
         forecasts.append(_forecast(policy, table, output, result))
+    if objective is not None:
+        chosen = objective.choose(forecasts[: len(candidates)])
+        forecasts = [chosen, *(each for each in forecasts if each is not chosen)]
+    deadline_s = objective.deadline_s if objective is not None else np.inf
     return Outlook(
         requests=table.n,
         prompt_tokens=int(table.prompt_tokens.sum()),
@@ -98,6 +146,7 @@ def outlook(
         expected_output_tokens=int(output.sum()),
         bounds=bounds(table, tree, output, machine.step_time, machine.capacity),
         forecasts=tuple(forecasts),
+        deadlines=report(table, forecasts[0].finish_s, output, machine.step_time, deadline_s),
     )
 
 
@@ -114,4 +163,5 @@ def _forecast(policy: str, table: RequestTable, output: I64, result: Result) -> 
         mean_completion_s=float(result.finish_s.mean()) if table.n else 0.0,
         prefill_tokens=result.prefill_tokens,
         order=np.argsort(result.admit_s, kind="stable").astype(np.int64),
+        finish_s=result.finish_s,
     )

@@ -75,3 +75,34 @@ def test_a_file_without_a_request_that_can_run_says_why(tmp_path: Path) -> None:
     result = plait("plan", write_batch(tmp_path, ["{", batch_line("long", STORY * 20)]), "--kv-tokens", "2048")
     assert result.exit_code == 2 and "none of the 2 requests can run" in result.output
     assert "requests.jsonl:1: invalid_json_line" in result.output and "'long'" in result.output
+
+
+def test_a_deadline_that_cannot_be_met_is_said_with_the_ids_that_miss_it(tmp_path: Path) -> None:
+    urgent = [
+        batch_line("too-soon", STORY, max_tokens=64, metadata={"deadline": 0.001}),
+        batch_line("easy", "Short.", max_tokens=4, metadata={"deadline": "2h", "priority": 3}),
+        batch_line("gone", "Short.", max_tokens=4, metadata={"deadline": "2001-01-01T00:00:00Z"}),
+    ]
+    path = write_batch(tmp_path, [*LINES, *urgent])
+    found = plan(path)
+    assert found["deadlines"]["hopeless"] == 2 and found["deadlines"]["late"] == 0
+    (line,) = found["deadlines"]["messages"]
+    assert "'too-soon', 'gone'" in line and "even alone" in line
+    late = plan(path, "--deadline", "0.01s")
+    assert late["deadlines"]["answered_by_job_deadline"] == 0
+    assert "0 of 11 requests would be answered by then" in late["deadlines"]["messages"][-1]
+    assert plan(write_batch(tmp_path, LINES), "--deadline", "1d")["deadlines"]["messages"] == []
+
+
+def test_the_balanced_goal_shows_the_orders_it_chose_from(tmp_path: Path) -> None:
+    found = plan(write_batch(tmp_path, LINES), "--goal", "balanced")
+    shown = {row["policy"]: row for row in found["policies"]}
+    assert {"blend", "balanced:0.5", "latency", "fcfs", "dfs"} <= set(shown)
+    fastest_s = min(row["makespan_s"] for name, row in shown.items() if name not in ("fcfs", "dfs"))
+    assert shown[found["chosen_policy"]]["makespan_s"] <= 1.03 * fastest_s
+    assert found["policies"][0]["policy"] == found["chosen_policy"]
+
+
+def test_a_deadline_that_is_no_time_is_refused(tmp_path: Path) -> None:
+    result = plait("plan", write_batch(tmp_path, LINES), "--deadline", "soon")
+    assert result.exit_code == 2 and "30m, 2h or 1d" in result.output

@@ -23,6 +23,21 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds, or a number with s, m, h or d behind it."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds above 0."""
+        from plait.data.urgency import duration_s
+
+        seconds = value if isinstance(value, float) else duration_s(str(value))
+        if seconds is None:
+            self.fail(f"{value!r} is not a time above 0 like 3600, 90s, 30m, 2h or 1d.", param, ctx)
+        return seconds
+
+
 EMBEDDED = (
     click.option(
         "--model",
@@ -76,10 +91,16 @@ POOL = (
 PLANNING = (
     click.option(
         "--goal",
-        type=click.Choice(["throughput", "latency"]),
+        type=click.Choice(["throughput", "balanced", "latency"]),
         default="throughput",
         show_default=True,
-        help="Finish the job sooner, or return answers sooner on average.",
+        help="Finish the job sooner; return answers sooner on average for at most 3 % of the time; or at any price.",
+    ),
+    click.option(
+        "--deadline",
+        type=Duration(),
+        metavar="TIME",
+        help="When the whole job is wanted, from its start: 3600, 30m, 2h, 1d. Said at once if it cannot be met.",
     ),
     click.option("--policy", metavar="NAME", help="Use this policy instead of the goal's, for comparison."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of random choices in the order."),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -17,7 +19,7 @@ from plait.data.problems import Problem
 from plait.engine.machine import EngineSettings
 from plait.errors import InputError
 from plait.lengths import Lengths
-from plait.plan import BASELINES, GOALS, Forecast, Outlook, outlook
+from plait.plan import BASELINES, Forecast, Objective, Outlook, outlook
 from plait.policy.base import order_function
 from plait.run.embedded import Embedded
 from plait.run.files import RunFiles, replace_file
@@ -35,6 +37,7 @@ def command(
     output: str | None,
     as_json: bool,
     goal: str,
+    deadline: float | None,
     policy: str | None,
     seed: int,
     on_overflow: Any,
@@ -48,21 +51,24 @@ def command(
     Answers are assumed to be as long as earlier knowledge says: until some have been seen, that is a prior of 256
     tokens cut at each request's max_tokens. Times are those of the embedded engine on this machine.
     """
-    order_function(policy or GOALS[goal])  # an unknown policy is refused before anything is read
+    objective = Objective(goal, policy, math.inf if deadline is None else deadline)
+    for each in objective.candidates():  # an unknown policy is refused before anything is read
+        order_function(each)
     embedded = Embedded(model, EngineSettings(**engine), lambda line: click.echo(line, err=True))
-    chosen = policy or GOALS[goal]
     with (
         tempfile.TemporaryDirectory(prefix="plait-plan-") as workdir,
         open_job(files, workdir, allow_duplicates) as job,
     ):
         good = np.flatnonzero(~job.bad)
-        ready = prepare(job, good, embedded.tokenizer(), embedded.machine.capacity, on_overflow, default_max_tokens)
+        capacity = embedded.machine.capacity
+        ready = prepare(
+            job, good, embedded.tokenizer(), capacity, on_overflow, default_max_tokens, started_unix_s=time.time()
+        )
         if not len(ready.rows):
             listed = "\n".join(str(problem) for problem in islice(problems(job, ready), LISTED_PROBLEMS))
             raise InputError(f"none of the {job.n} requests can run\n{listed}")
         lengths = Lengths.unknown(ready.table, ready.tree, seed)
-        policies = dict.fromkeys((chosen, *BASELINES))
-        found = outlook(ready.table, ready.tree, lengths, embedded.machine, list(policies), seed)
+        found = outlook(ready.table, ready.tree, lengths, embedded.machine, BASELINES, seed, objective)
         if output is not None:
             _write_reordered(job, ready, found, RunFiles.of(output), files)
         summary = as_dict(found, embedded, job, ready)
@@ -105,6 +111,13 @@ def as_dict(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> di
         "calibrated": embedded.calibrated,
         "model": embedded.model.name,
         "kv_tokens": embedded.machine.capacity.kv_tokens,
+        "chosen_policy": found.chosen.policy,
+        "deadlines": {
+            "hopeless": len(found.deadlines.hopeless),
+            "late": len(found.deadlines.late),
+            "answered_by_job_deadline": found.deadlines.in_time,
+            "messages": late(found, job, ready),
+        },
         "policies": [
             {
                 "policy": forecast.policy,
@@ -138,6 +151,7 @@ def as_text(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> st
         lines += [f"  {problem}" for problem in islice(problems(job, ready), LISTED_PROBLEMS)]
     if ready.clamped:
         lines.append(f"{len(ready.clamped):,} requests got a lower max_tokens, to fit")
+    lines += late(found, job, ready)
     if not embedded.calibrated:
         lines.append("Times are a first guess: no run on this machine has measured the engine yet.")
     if not gains(found):
@@ -152,6 +166,11 @@ def gains(found: Outlook, least: float = 0.02) -> bool:
     return chosen.makespan_s < (1 - least) * base.makespan_s or (
         chosen.mean_completion_s < (1 - least) * base.mean_completion_s
     )
+
+
+def late(found: Outlook, job: Job, ready: Prepared) -> list[str]:
+    """What to say of deadlines."""
+    return found.deadlines.lines(lambda i: job.custom_id(int(ready.rows[i])))
 
 
 def _row(forecast: Forecast) -> str:

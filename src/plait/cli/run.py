@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -16,7 +17,6 @@ from plait.cli.summary import summary_dict, summary_text
 from plait.engine.http_settings import HttpSettings
 from plait.engine.machine import EngineSettings
 from plait.errors import UsageError
-from plait.plan import GOALS
 from plait.run.batch import BatchOptions, Place, Ready, Report, run_batch
 from plait.run.embedded import Embedded
 from plait.run.options import Options
@@ -107,12 +107,14 @@ def _run(
     with closing(_place(given, say)) as place:
         batch = BatchOptions(
             files=files,
-            policy=given["policy"] or GOALS[given["goal"]],
+            policy=given["policy"],
             seed=given["seed"],
             on_overflow=given["on_overflow"],
             default_max_tokens=given["default_max_tokens"],
             allow_duplicates=given["allow_duplicates"],
             strict=given["strict"],
+            goal=given["goal"],
+            deadline_s=math.inf if given["deadline"] is None else given["deadline"],
         )
         options = _options(files, output, batch, place, given)
         report = _watched_run(batch, place, options, "none" if quiet else progress, say)
@@ -157,7 +159,7 @@ def _options(files: tuple[str, ...], output: str, batch: BatchOptions, place: Pl
         output=Path(output),
         inputs=files,
         settings={**place.answer_settings, **changing},
-        notes={"policy": batch.policy, "seed": batch.seed},
+        notes={"goal": batch.goal, "policy": batch.policy, "seed": batch.seed},
         retries=(3 if given["retries"] is None else given["retries"]) if place.retries else 0,
         max_failures=given["max_failures"],
         retry_failed=given["retry_failed"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -18,14 +18,14 @@ from plait.errors import InputError
 from plait.events import Capacity, Engine, EngineRequest, Event, Failed, Finished, Step
 from plait.lengths import Lengths
 from plait.model.calibrate import Calibration, Calibrator
-from plait.plan import Machine, Outlook, outlook, scheduler
+from plait.plan import Machine, Objective, Outlook, outlook, scheduler
 from plait.policy.base import order_function
 from plait.report.metrics import TRUNCATED, LiveStats, Numbers, Summary
 from plait.report.steps_left import StepsLeft
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
 from plait.run.prepare import Overflow, Prepared, Tokenizer, asked_tokens, prepare, with_cap
 from plait.scheduler import Scheduler
-from plait.table import I64
+from plait.table import I64, RequestTable
 from plait.tree.sharing import prefix_groups, shared_with_previous, unique_tokens
 
 LEAST_GROUP_TOKENS = 64
@@ -71,13 +71,22 @@ class BatchOptions:
     """What to run and how to plan it."""
 
     files: Sequence[str]
-    policy: str
+    policy: str | None = None
+    """None: what the goal asks for."""
     seed: int = 0
     on_overflow: Overflow = "error"
     default_max_tokens: int | None = None
     allow_duplicates: bool = False
     strict: bool = False
     """Stop before starting if any request cannot run."""
+    goal: str = "throughput"
+    deadline_s: float = np.inf
+    """When the whole job is wanted, seconds after its start."""
+
+    @property
+    def objective(self) -> Objective:
+        """What the job is run for."""
+        return Objective(self.goal, self.policy, self.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,8 @@ def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch,
 
     Raises PlaitError where nothing could be started; afterwards the outcome says how it ended.
     """
-    order_function(batch.policy)  # an unknown policy is refused before anything is read
+    for policy in batch.objective.candidates():  # an unknown policy is refused before anything is read
+        order_function(policy)
     with (
         tempfile.TemporaryDirectory(prefix="plait-") as workdir,
         open_job(batch.files, workdir, batch.allow_duplicates, place.passthrough) as job,
@@ -145,6 +155,7 @@ def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch,
 
 def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch, say: Say) -> Report:
     say(f"planning {len(run.rows):,} requests")
+    started_s, started_unix_s = time.monotonic(), time.time()
     prepared = prepare(
         job,
         run.rows,
@@ -153,16 +164,24 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
         batch.on_overflow,
         batch.default_max_tokens,
         _unserved(job, run.rows, place.served),
+        started_unix_s=started_unix_s,
     )
     if batch.strict and prepared.faults:
         raise InputError(_listed(str(job.problem(row, fault)) for row, fault in prepared.faults.items()))
     lengths = Lengths.unknown(prepared.table, prepared.tree, batch.seed)
-    forecast = _outlook(batch, prepared, lengths, place.machine)
-    chosen = scheduler(prepared.table, prepared.tree, lengths, place.machine, batch.policy, batch.seed)
+    forecast = _outlook(batch.objective, prepared, lengths, place.machine, batch.seed)
+    policy = forecast.chosen.policy
+    if len(batch.objective.candidates()) > 1:
+        best = forecast.chosen
+        say(f"order {policy}: about {best.makespan_s:.1f} s, mean completion {best.mean_completion_s:.1f} s")
+    for line in forecast.deadlines.lines(lambda i: job.custom_id(int(prepared.rows[i]))):
+        say(line)
     say(f"starting {place.name}")
     engine = place.engine()
     try:
         start_s = engine.now_s()
+        table = _on_clock(prepared.table, start_s - (time.monotonic() - started_s))
+        chosen = scheduler(table, prepared.tree, lengths, place.machine, policy, batch.seed)
         stats = _live_stats(prepared, engine.capacity, batch.seed, start_s)
         ready = Ready(job, run, prepared, chosen, stats, forecast, engine.capacity.kv_tokens)
         watcher = _Watcher(watch(ready), ready, start_s, Calibrator(place.machine.step_time))
@@ -179,15 +198,19 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
         unique_tokens(prepared.tree, prepared.table.prompt_tokens),
         cpu_s,
         forecast,
-        watcher.hindsight(batch, place),
+        watcher.hindsight(policy, batch.seed, place),
         run.adopted,
         run.state.finish_reasons[TRUNCATED],
     )
 
 
-def _outlook(batch: BatchOptions, prepared: Prepared, lengths: Lengths, machine: Machine) -> Outlook:
-    policies = list(dict.fromkeys((batch.policy, "fcfs")))
-    return outlook(prepared.table, prepared.tree, lengths, machine, policies, batch.seed)
+def _outlook(objective: Objective, prepared: Prepared, lengths: Lengths, machine: Machine, seed: int) -> Outlook:
+    return outlook(prepared.table, prepared.tree, lengths, machine, ["fcfs"], seed, objective)
+
+
+def _on_clock(table: RequestTable, start_s: float) -> RequestTable:
+    """The table with its deadlines on the engine's clock, on which the run began at ``start_s``."""
+    return replace(table, deadline_s=table.deadline_s + start_s)
 
 
 def _unserved(job: Job, rows: I64, served: frozenset[str]) -> dict[int, Fault]:
@@ -262,7 +285,7 @@ class _Watcher:
         """Pass on."""
         self._observer.heartbeat(now_s)
 
-    def hindsight(self, batch: BatchOptions, place: Place) -> Outlook | None:
+    def hindsight(self, policy: str, seed: int, place: Place) -> Outlook | None:
         """Forecast with what is known now, where every request of the run was answered; step times are kept."""
         if self._calibrator.seen < MIN_CALIBRATION_STEPS:
             return None
@@ -272,7 +295,8 @@ class _Watcher:
             return None
         prepared = self._ready.prepared
         known = Lengths.known(prepared.table, np.maximum(self._output, 1))
-        return _outlook(batch, prepared, known, Machine(place.machine.capacity, calibration.step_time))
+        machine = Machine(place.machine.capacity, calibration.step_time)
+        return _outlook(Objective(policy=policy), prepared, known, machine, seed)
 
 
 def _listed(problems: Iterable[str]) -> str:
