@@ -68,7 +68,8 @@ def test_a_server_that_is_added_before_it_is_up_is_used_once_it_answers(tmp_path
 def test_a_server_that_is_taken_away_finishes_what_it_has_and_gets_no_more_until_it_is_back(tmp_path: Path) -> None:
     listing = tmp_path / "endpoints.txt"
     with slow(0.02) as first, slow(0.02) as second:
-        pool = HttpPool(settings(endpoints_file=listing_of(listing, first.url, second.url), patience_s=1.0, max_concurrency=8))
+        listing_of(listing, first.url, second.url)
+        pool = HttpPool(settings(endpoints_file=listing, patience_s=1.0, max_concurrency=8))
         pool.submit([chat(row) for row in range(400)])
         events = pool.poll(0.1)
         listing_of(listing, first.url)

@@ -119,6 +119,10 @@ def test_under_any_history_every_flight_is_in_exactly_one_place(steps: list[tupl
         elif kind == "d" and not balancer.members[index].up:
             balancer.admit(index)
         assert Counter(balancer.waiting()) == Counter(waiting) and balancer.in_flight == len(flying)
+        for member in balancer.members:
+            assert member.offered == sum(member.open(f.affinity) for f in member.queue)
+            assert member.queued_of == Counter(f.affinity for f in member.queue)
+            assert member.flying_of == Counter(f.affinity for f in member.in_flight)
     for member in balancer.members:
         assert abs(member.work - sum(f.work for f in [*member.queue, *member.in_flight])) < 1e-6
 
@@ -143,3 +147,79 @@ def test_affinity_is_the_drivers_own_or_follows_the_openings_of_prompts() -> Non
     ]
     for odd in odd_bodies:
         assert affinity_of(request(odd)) >= 0
+
+
+def started(balancer: Balancer, places: int) -> list[int]:
+    """Rows that one server takes until it should get no more, or has ``places`` in flight."""
+    rows = []
+    while len(balancer.members[0].in_flight) < places and (taken := balancer.take(0, places)):
+        rows.append(taken.row)
+    return rows
+
+
+def test_no_more_groups_are_opened_than_fill_the_server() -> None:
+    balancer = Balancer(1, prime=True)
+    for row in range(60):
+        balancer.add(flight(row, affinity=row // 12))
+    assert started(balancer, 8) == [0], "eleven more of its group will fill the eight places"
+    many = Balancer(1, prime=True)
+    for row in range(60):
+        many.add(flight(row, affinity=row // 3))
+    assert started(many, 8) == [0, 3, 6, 9], "four groups have eight more, as many as there are places"
+
+
+def test_the_next_group_is_primed_before_the_open_one_runs_dry() -> None:
+    balancer = Balancer(1, prime=True)
+    for row in range(24):
+        balancer.add(flight(row, affinity=row // 12))
+    first = balancer.take(0, 4)
+    assert first is not None and balancer.take(0, 4) is None
+    balancer.end(first, answered=True)
+    order: list[int] = []
+    flying: list[Flight] = []
+    while 12 not in order:
+        taken = balancer.take(0, 4)
+        assert taken is not None
+        order.append(taken.row)
+        flying.append(taken)
+        if len(flying) == 4:
+            balancer.end(flying.pop(0), answered=True)
+    assert 5 <= len(order) <= 9, "while three or more of the first group are still to come"
+
+
+def test_requests_that_share_with_nobody_keep_their_place_in_the_order() -> None:
+    balancer = Balancer(1, prime=True)
+    for row in range(40):
+        balancer.add(flight(row, affinity=7 if row < 20 else row))
+    sent = [row for _, row in drain(balancer, 4)]
+    assert sorted(sent) == list(range(40))
+    assert max(sent.index(row) for row in range(20)) < min(sent.index(row) for row in range(24, 40))
+
+
+def test_slots_run_one_request_of_each_group_and_long_groups_take_a_second_slot_at_the_end() -> None:
+    balancer = Balancer(1, prime=True)
+    balancer.members[0].slots = 3
+    for row in range(40):
+        balancer.add(flight(row, affinity=row // 10))
+    assert started(balancer, 3) == [0, 10, 20]
+    first = next(f for f in balancer.members[0].in_flight if f.row == 10)
+    balancer.end(first, answered=True)
+    assert started(balancer, 3) == [11], "the group goes on in its slot"
+    alone = Balancer(1, prime=True)
+    alone.members[0].slots = 3
+    for row in range(9):
+        alone.add(flight(row, affinity=1))
+    assert started(alone, 3) == [0, 1], "eight waited: worth a second slot; seven are not"
+
+
+def test_slots_together_hold_no_more_than_the_cache() -> None:
+    balancer = Balancer(1, prime=True)
+    member = balancer.members[0]
+    member.slots, member.kv_tokens = 4, 300
+    for row in range(4):
+        balancer.add(flight(row, affinity=row))  # 100 prompt tokens and up to 8 generated each
+    assert started(balancer, 4) == [0, 1]
+    one_alone = Balancer(1, prime=True)
+    one_alone.members[0].kv_tokens = 50
+    one_alone.add(flight(0))
+    assert started(one_alone, 4) == [0], "whether it fits at all is the server's to say"

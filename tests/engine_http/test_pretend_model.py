@@ -69,3 +69,29 @@ def test_nearly_all_sharing_is_kept_although_the_cache_holds_few_groups(n_server
     cached = sum(model.cached_tokens for model in models)
     assert cached >= 0.9 * 400 * GROUPS * (EACH - 1) - 400 * 3 * (n_servers - 1)
     assert all(model.prompt_tokens > 0.3 / n_servers * 400 * GROUPS * EACH for model in models), "work is balanced"
+
+
+def test_a_primer_with_a_long_answer_holds_its_group_back_only_while_its_prompt_is_computed() -> None:
+    model = PretendModel(slots=8, with_metrics=False, prefill_s_per_token=2e-4, decode_s_per_token=0.01)
+    with LoopbackServer(model) as server:
+        pool = HttpPool(settings(server.url))
+        pool.submit([chat(1000 + row, max_tokens=5) for row in range(8)])
+        collect(pool, 8)  # now it is known how fast the server is
+        opening = "opening ".ljust(1600, "o")
+        cached_before = model.cached_tokens
+        lengths = [300] + [5] * 11  # 3 s and 0.05 s
+        pool.submit([chat(row, f"{opening} {row}", n, affinity=7) for row, n in enumerate(lengths)])
+        ended = [event.row for event in collect(pool, 12) if isinstance(event, Finished)]
+        pool.close()
+    assert ended[-1] == 0, "the others did not wait for the first one's answer"
+    assert model.cached_tokens - cached_before >= 11 * 384, "and still found its prefix"
+
+
+def test_before_anything_is_known_a_group_waits_a_moment_for_its_primer_not_for_its_answer() -> None:
+    model = PretendModel(slots=8, with_metrics=False, prefill_s_per_token=1e-4, decode_s_per_token=0.01)
+    with LoopbackServer(model) as server:
+        pool = HttpPool(settings(server.url))
+        pool.submit([chat(row, f"{'o' * 1600} {row}", 500 if row == 0 else 5, affinity=7) for row in range(6)])
+        ended = [event.row for event in collect(pool, 6) if isinstance(event, Finished)]
+        pool.close()
+    assert ended[-1] == 0 and model.cached_tokens >= 5 * 384
