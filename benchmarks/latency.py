@@ -232,8 +232,8 @@ def report(runs: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -
         row["tokens_per_s"] = statistics.mean(tokens / run["duration_s"] for run in runs[mode])
         row["preemptions"] = statistics.mean(run.get("preemptions", float("nan")) for run in runs[mode])
     how = "simulated" if options.simulate else f"means of {options.runs} interleaved runs"
-    print(f"{options.requests} requests, prompts x {options.prompt_scale:g}, outputs x {options.output_scale:g}, KV {options.kv_tokens} tokens, "
-          f"cap {options.cap}, seed {options.seed}, {how}")  # fmt: skip
+    print(f"{options.requests} requests, prompts x {options.prompt_scale:g}, outputs x {options.output_scale:g}, "
+          f"KV {options.kv_tokens} tokens, cap {options.cap}, seed {options.seed}, {how}")  # fmt: skip
     print("mode                 mean s   p50 s   p99 s   tokens/s   preempted   mean / fcfs   tokens/s / blend")
     for mode, row in rows.items():
         mean = row["mean_completion_s"] / rows["fcfs"]["mean_completion_s"] if "fcfs" in rows else float("nan")

@@ -79,18 +79,19 @@ def steps_share(view: View) -> F64:
 def started_in_time(key: F64, view: View) -> F64:
     """Keys under which a backlog's longest answers start before their turn: each early enough to end by END_BY of the
     time that a full engine takes for everything. They cost the same whenever they run, but an engine that is left with
-    only them takes whole steps for a few tokens. Float64 [n]: a request that is pulled forward gets the key of the one
-    whose turn it takes."""
+    only them takes whole steps for a few tokens. Float64 [n]: a request that is pulled forward gets just more than
+    the key of the one whose turn it takes."""
     if len(key) == 0 or view.table.arrival_s.any():
         return key
     order = np.argsort(key, kind="stable")
     start_s = np.cumsum(key[order]) - key[order]
     total_s = float(key.sum())
     latest_s = END_BY * total_s - view.expected_output_tokens * (total_s / float(steps_share(view).sum()))
-    turn = np.minimum(np.searchsorted(start_s, latest_s), len(key) - 1)
-    rank = np.empty(len(key))
+    turn = np.searchsorted(start_s, latest_s)
+    rank = np.empty(len(key), np.int64)
     rank[order] = np.arange(len(key))
-    return np.minimum(key, key[order[turn]] * (1 - 1e-9 * (1 - rank / len(key))))
+    behind = key[order[np.minimum(turn, rank)]] * (1 + 1e-9 * rank / len(key))
+    return np.minimum(key, behind)
 
 
 def _area(view: View, prompt_tokens: F64) -> F64:
