@@ -92,6 +92,7 @@ def test_a_stuck_request_is_named_by_its_custom_id_and_the_run_carries_on(tmp_pa
 
     with serving(reply=behave) as server:
         options = ["--endpoint", server.url, "--stall-timeout", "0.4", "--max-concurrency", "2", "--quiet"]
+        options += ["--policy", "fcfs"]
         result = plait("run", batch(tmp_path, 200), "-o", tmp_path / "out.jsonl", *options)
     assert result.exit_code == 1, result.output
     (failed,) = lines(tmp_path / "out.errors.jsonl")
