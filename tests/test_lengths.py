@@ -290,3 +290,31 @@ def test_rows_that_cannot_end_before_their_cap_are_known() -> None:
     forced = Lengths.unknown(RequestTable.of([1, 2, 3], caps, min_tokens=caps), tree)
     assert forced.exact and forced.expected.tolist() == [5.0, 90.0, 300.0]
     assert not Lengths.unknown(RequestTable.of([1, 2, 3], caps, min_tokens=caps - 1), tree).exact
+
+
+def test_no_row_is_sampled_whose_length_is_fixed_or_whose_class_is_known() -> None:
+    prompt, group = np.full(400, 60), np.arange(400) % 2
+    tree = tree_from_groups(prompt, group, np.full(400, 30))
+    fixed = np.where(group == 0, 50, 0)
+    lengths = Lengths.unknown(RequestTable.of(prompt, np.full(400, 50), min_tokens=fixed), tree)
+    assert len(lengths.sample_rows()) and np.all(group[lengths.sample_rows()] == 1)
+    known = np.zeros((3, len(lengths.grid_tokens)))
+    known[:2, 20] = 8, 8 * 21
+    lengths.begin_with(int(lengths.prefix_class()[1]), known)
+    assert not len(lengths.sample_rows())
+
+
+def test_drawn_lengths_are_spread_as_their_curve_is() -> None:
+    table, tree, group, true = job(3000, 3, seed=5)
+    lengths = Lengths.unknown(table, tree)
+    lengths.observe_rows(np.arange(1500), true[:1500])
+    lengths.refresh()
+    rows = np.arange(1500, 3000)
+    drawn = lengths.drawn(rows, np.zeros(1500, np.int64))
+    for g in range(3):
+        own = group[rows] == g
+        assert np.quantile(drawn[own], [0.25, 0.5, 0.75]) == pytest.approx(
+            np.quantile(true[rows][own], [0.25, 0.5, 0.75]), rel=0.15
+        )
+    assert np.all(lengths.drawn(rows, true[rows] // 2) >= true[rows] // 2)
+    assert not np.array_equal(lengths.drawn(rows, np.zeros(1500, np.int64), 0.5), drawn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,6 +88,8 @@ class Outlook:
     unique_prompt_tokens: int
     sharing: float
     expected_output_tokens: int
+    longest_s: float
+    """Time of the chosen policy if every answer went on to its ``max_tokens``."""
     bounds: Bounds
     """Compute and memory seconds of the whole job, shared prefixes computed once, and the optimum they imply."""
     forecasts: tuple[Forecast, ...]
@@ -125,26 +128,31 @@ def outlook(
     seed: int = 0,
     objective: Objective | None = None,
 ) -> Outlook:
-    """Forecast a job under each policy as if every answer had its expected length. The first policy is the chosen one,
-    unless there is an ``objective``: its candidates are forecast too, and the one it chooses comes first."""
+    """Forecast a job under each policy: answers are as long as ``lengths`` has it, spread as its curves are, and the
+    policies know of them what they would know in a run. The first policy is the chosen one, unless
+    there is an ``objective``: its candidates are forecast too, and the one it chooses comes first."""
     candidates = objective.candidates() if objective is not None else ()
-    output = np.maximum(1, np.rint(lengths.expected)).astype(np.int64)
-    expected = Lengths.known(table, output)
+    rows = np.arange(table.n)
+    output = np.maximum(1, np.rint(lengths.drawn(rows, np.zeros(table.n, np.int64)))).astype(np.int64)
     forecasts = []
     for policy in dict.fromkeys((*candidates, *policies)):
-        result = simulate(table, tree, output, expected, machine.capacity, machine.step_time, policy, seed)
+        known = lengths if lengths.exact else copy.deepcopy(lengths)
+        result = simulate(table, tree, output, known, machine.capacity, machine.step_time, policy, seed)
         forecasts.append(_forecast(policy, table, output, result))
     if objective is not None:
         chosen = objective.choose(forecasts[: len(candidates)])
         forecasts = [chosen, *(each for each in forecasts if each is not chosen)]
     deadline_s = objective.deadline_s if objective is not None else np.inf
+    bound = bounds(table, tree, output, machine.step_time, machine.capacity)
+    longest = bounds(table, tree, table.max_tokens, machine.step_time, machine.capacity) if table.n else bound
     return Outlook(
         requests=table.n,
         prompt_tokens=int(table.prompt_tokens.sum()),
         unique_prompt_tokens=unique_tokens(tree, table.prompt_tokens),
         sharing=sharing_ratio(tree, table.prompt_tokens),
         expected_output_tokens=int(output.sum()),
-        bounds=bounds(table, tree, output, machine.step_time, machine.capacity),
+        longest_s=forecasts[0].makespan_s * (longest.best_s / bound.best_s if bound.best_s > 0 else 1.0),
+        bounds=bound,
         forecasts=tuple(forecasts),
         deadlines=report(table, forecasts[0].finish_s, output, machine.step_time, deadline_s),
     )

@@ -18,11 +18,12 @@ from plait.data.job import LISTED_PROBLEMS, Job, open_job
 from plait.data.problems import Problem
 from plait.engine.machine import EngineSettings
 from plait.errors import InputError
-from plait.lengths import Lengths
 from plait.plan import BASELINES, Forecast, Objective, Outlook, outlook
 from plait.policy.base import order_function
+from plait.run.batch import lengths_before
 from plait.run.embedded import Embedded
 from plait.run.files import RunFiles, replace_file
+from plait.run.history import basis
 from plait.run.prepare import Prepared, prepare
 
 
@@ -48,8 +49,9 @@ def command(
 ) -> None:
     """Say how long a job will take and why, without running it.
 
-    Answers are assumed to be as long as earlier knowledge says: until some have been seen, that is a prior of 256
-    tokens cut at each request's max_tokens. Times are those of the embedded engine on this machine.
+    Answers are taken to be as long as their requests fix them, else as answers to prompts that began alike in earlier
+    runs on this machine, else by a prior of 256 tokens on average, cut at max_tokens. Times are those of the embedded
+    engine, loaded; its steps are measured by every run on this machine.
     """
     objective = Objective(goal, policy, math.inf if deadline is None else deadline)
     for each in objective.candidates():  # an unknown policy is refused before anything is read
@@ -67,12 +69,13 @@ def command(
         if not len(ready.rows):
             listed = "\n".join(str(problem) for problem in islice(problems(job, ready), LISTED_PROBLEMS))
             raise InputError(f"none of the {job.n} requests can run\n{listed}")
-        lengths = Lengths.unknown(ready.table, ready.tree, seed)
+        lengths, familiar = lengths_before(ready, embedded.history, seed)
         found = outlook(ready.table, ready.tree, lengths, embedded.machine, BASELINES, seed, objective)
         if output is not None:
             _write_reordered(job, ready, found, RunFiles.of(output), files)
-        summary = as_dict(found, embedded, job, ready)
-    click.echo(msgspec.json.encode(summary).decode() if as_json else as_text(found, embedded, job, ready))
+        summary = as_dict(found, embedded, job, ready) | {"lengths": basis(ready.table, familiar)}
+        text = as_text(found, embedded, job, ready, basis(ready.table, familiar))
+    click.echo(msgspec.json.encode(summary).decode() if as_json else text)
 
 
 def _write_reordered(job: Job, ready: Prepared, found: Outlook, target: RunFiles, inputs: tuple[str, ...]) -> None:
@@ -108,6 +111,7 @@ def as_dict(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> di
         "compute_s": bounds.compute_s,
         "memory_s": bounds.memory_s,
         "optimum_s": bounds.best_s,
+        "longest_s": found.longest_s,
         "calibrated": embedded.calibrated,
         "model": embedded.model.name,
         "kv_tokens": embedded.machine.capacity.kv_tokens,
@@ -131,7 +135,7 @@ def as_dict(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> di
     }
 
 
-def as_text(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> str:
+def as_text(found: Outlook, embedded: Embedded, job: Job, ready: Prepared, lengths: str) -> str:
     """The outlook for people."""
     capacity, bounds = embedded.machine.capacity, found.bounds
     lines = [
@@ -145,6 +149,7 @@ def as_text(found: Outlook, embedded: Embedded, job: Job, ready: Prepared) -> st
         "policy            time   tokens/s   mean completion   prompt tokens computed",
         *(_row(forecast) for forecast in found.forecasts),
         f"{'optimum':12} {bounds.best_s:7.1f} s",
+        f"{lengths}; {found.longest_s:,.0f} s if each went on to its max_tokens",
     ]
     if len(ready.faults) or job.bad.any():
         lines.append(f"{int(job.bad.sum()) + len(ready.faults):,} requests cannot run, among them:")

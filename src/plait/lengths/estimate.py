@@ -195,7 +195,8 @@ class Lengths:
     def sample_rows(self, fraction: float = SAMPLE_FRACTION) -> I64:
         """Rows to run first, int64 [k]: every (1 / fraction)-th of the rows sorted by class and prompt length, from a
         random start, so each class is met in proportion; then more rows of classes cut by prefix that were met fewer
-        than CLASS_SAMPLES times, as far as the sample at most doubles (but one of each)."""
+        than CLASS_SAMPLES times, as far as the sample at most doubles (but one of each). Without rows whose length is
+        fixed, and classes that begin with as many answers (``begin_with``)."""
         if not 0 < fraction <= 1:
             raise UsageError(f"sample fraction is {fraction}; a number above 0 and at most 1 is needed")
         rows, n = self._rows_by_class, len(self._rows_by_class)
@@ -204,7 +205,7 @@ class Lengths:
         rng = np.random.default_rng(self._seed)
         k = min(n, max(1, math.ceil(fraction * n)))
         picked = rows[((np.arange(k) + rng.random()) * (n / k)).astype(np.int64)]
-        of_row = self._prefix_class()
+        of_row = self.prefix_class()
         count = int(of_row.max()) + 1
         wanted = max(1, min(CLASS_SAMPLES, k // len(np.unique(of_row))))
         lacking = np.maximum(0, wanted - np.bincount(of_row[picked], minlength=count))
@@ -214,9 +215,13 @@ class Lengths:
         others = others[np.argsort(of_row[others], kind="stable")]
         begin = np.searchsorted(of_row[others], np.arange(count))
         rank = np.arange(len(others)) - begin[of_row[others]]
-        return np.concatenate((picked, others[rank < lacking[of_row[others]]]))
+        sample = np.concatenate((picked, others[rank < lacking[of_row[others]]]))
+        known = (self.state.finished + self.state.running).sum(axis=1) >= CLASS_SAMPLES
+        fixed = self.state.min_tokens[sample] >= self.state.max_tokens[sample]
+        wanted: I64 = sample[~known[of_row[sample]] & ~fixed]
+        return wanted
 
-    def _prefix_class(self) -> I64:
+    def prefix_class(self) -> I64:
         """Nearest class cut by prefix of each row, int64 [n]."""
         state = self.state
         top = np.arange(len(state.parent))
@@ -225,6 +230,13 @@ class Lengths:
                 top[c] = top[state.parent[c]]
         found: I64 = top[state.classes]
         return found
+
+    def begin_with(self, c: int, counts: F64) -> None:
+        """Let class c begin with answers seen elsewhere, float64 [3, g]: how many ended in each bin, their tokens, and
+        how many were cut off there. Estimates change at the next ``refresh``."""
+        self.state.finished[c] += counts[0]
+        self.state.finished_tokens[c] += counts[1]
+        self.state.running[c] += counts[2]
 
     def observe(self, row: int, output_tokens: int, finished: bool) -> None:
         """A row has produced ``output_tokens`` so far. O(1); estimates change at the next ``refresh``."""

@@ -89,6 +89,13 @@ class Calibrator:
         for step in steps:
             self.observe(step)
 
+    def sample(self, steps: int) -> F64:
+        """At most so many of the window's steps, spread evenly over it, oldest first: float64 [k, 5], columns as in
+        ``Observed``."""
+        count = min(self.seen, len(self._rows))
+        order = np.roll(np.arange(count), -(self.seen % len(self._rows)) if self.seen > count else 0)
+        return self._rows[order[np.linspace(0, count - 1, min(count, steps)).astype(np.int64)]].copy()
+
     def fit(self) -> Calibration:
         """Constants that describe the last ``window_steps`` steps; the prior as it is before any was seen."""
         rows = self._rows[: min(self.seen, len(self._rows))]

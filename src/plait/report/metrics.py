@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from plait.events import Event, Failed, Finished, Preempted, Progress, Started, Step
-from plait.report.rates import TwoRates
+from plait.report.rates import Rates
 from plait.report.steps_left import StepsLeft
 from plait.table import F64, I64
 
@@ -26,6 +26,8 @@ SECONDS_PER_FIT = 0.5
 """Shortest piece of a run that counts as one observation of the cost of tokens."""
 OUTPUT_COST = 4.0
 """Seconds of an output token over those of a prompt token, as long as a run does not show it."""
+COST_GUESS_S = 0.002
+"""Time of a run that counts like that guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,8 @@ class Beat:
     """What a display shows at one moment."""
 
     t_s: float
+    elapsed_s: float
+    """Since the start of the run: the engine is loaded then."""
     done: int
     total: int
     running: int
@@ -217,7 +221,7 @@ class LiveStats:
         self._prompt_seen = self._cached = 0
         self._computed = self._generated = 0.0
         self._kv_tokens = 0
-        self._fit = TwoRates(OUTPUT_COST)
+        self._fit = Rates((1.0, OUTPUT_COST), COST_GUESS_S)
         self._rates = [0.0, 0.0]
         self._steps_left, self._start_s = steps_left, start_s
         self._since_s, self._since = start_s, (0.0, 0.0)
@@ -253,6 +257,7 @@ class LiveStats:
         oldest = min(self._started_s.items(), key=lambda item: item[1], default=None)
         return Beat(
             t_s=now_s,
+            elapsed_s=now_s - self._start_s,
             done=int(np.count_nonzero(self._done)),
             total=len(self._done),
             running=running,
@@ -263,7 +268,7 @@ class LiveStats:
             kv_tokens=self._kv_tokens,
             oldest_row=oldest[0] if oldest else None,
             oldest_s=now_s - oldest[1] if oldest else 0.0,
-            eta_s=self._eta_s(now_s),
+            eta_s=self._eta_s(),
         )
 
     def _start(self, row: int, t_s: float, cached_tokens: int) -> None:
@@ -288,13 +293,13 @@ class LiveStats:
         if took_s < SECONDS_PER_FIT:
             return
         computed, generated = self._computed - self._since[0], self._generated - self._since[1]
-        self._fit.add(computed, generated, took_s)
+        self._fit.add((computed, generated), took_s)
         weight = 1 - math.exp(-took_s / RATE_WINDOW_S)
         for i, tokens in enumerate((computed, generated)):
             self._rates[i] += weight * (tokens / took_s - self._rates[i])
         self._since_s, self._since = now_s, (self._computed, self._generated)
 
-    def _eta_s(self, now_s: float) -> float:
+    def _eta_s(self) -> float:
         rest = ~self._done
         if not rest.any():
             return 0.0
@@ -307,7 +312,6 @@ class LiveStats:
         if self._steps_left is not None and self._steps_left.ready:
             running = np.fromiter(self._started_s, np.int64, len(self._started_s))
             rest[running] = False
-            waiting, passed_s = np.flatnonzero(rest), now_s - self._start_s
-            return self._steps_left.seconds(running, waiting, prompt, passed_s)
+            return self._steps_left.seconds(running, np.flatnonzero(rest), prompt)
         output = float(np.maximum(self._estimates.expected[rest] - self._output[rest], 1.0).sum())
-        return self._fit.seconds(prompt, output)
+        return self._fit.seconds((prompt, output))

@@ -1,60 +1,73 @@
-"""What two kinds of work cost, learned from a run while it goes."""
+"""What several kinds of work cost, learned from a run while it goes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-PRIOR_WEIGHT = 1e-3
+import numpy as np
+
+from plait.table import F64
+
+GUESS_SHARE = 1e-4
+"""The guess counts like this share of the time so far, beside ``guess_s``."""
+GUESS_S = 0.5
+RECENT_S = 60.0
+"""A machine that gets slower or faster is followed in about this time."""
+ROUNDS = 200
 
 
-class TwoRates:
-    """Seconds per unit of two kinds of work: non-negative least squares over pieces of time."""
+class Rates:
+    """Seconds per unit of k kinds of work: non-negative least squares over pieces of time."""
 
-    def __init__(self, cost: float) -> None:
-        """``cost``: seconds of the second kind over those of the first, as long as the pieces do not show it."""
-        self._cost = cost
-        self._pp = self._po = self._oo = self._pt = self._ot = 0.0
-        self._first = self._second = self._time_s = 0.0
+    def __init__(self, guess: Sequence[float], guess_s: float = GUESS_S) -> None:
+        """``guess``: seconds per unit of each kind; what the pieces do not tell apart keeps its proportions. It counts
+        like ``guess_s`` seconds of pieces."""
+        self._guess_s = guess_s
+        self._guess = np.array(guess, np.float64)
+        k = len(self._guess)
+        self._products, self._units, self._recent = np.zeros((k, k)), np.zeros(k), np.zeros(k)
+        self._time_s = self._recent_s = 0.0
 
-    def add(self, first: float, second: float, took_s: float) -> None:
+    def add(self, units: Sequence[float] | F64, took_s: float) -> None:
         """One piece: units of each kind, and seconds > 0. Squares are weighted by 1 / seconds: a long piece is as many
         short ones, and the many short steps of decoding must not be lost beside a few long ones of prefill."""
-        self._pp += first * first / took_s
-        self._po += first * second / took_s
-        self._oo += second * second / took_s
-        self._pt += first
-        self._ot += second
-        self._first += first
-        self._second += second
+        work = np.asarray(units, np.float64)
+        self._products += np.outer(work, work) / took_s
+        self._units += work
         self._time_s += took_s
+        keep = math.exp(-took_s / RECENT_S)
+        self._recent = keep * self._recent + work
+        self._recent_s = keep * self._recent_s + took_s
 
     @property
     def seen(self) -> bool:
         """Whether there was any piece."""
         return self._time_s > 0
 
-    def seconds(self, first: float, second: float, passed_s: float | None = None) -> float:
-        """Time for so many units, scaled so that the pieces so far take the time they took (or ``passed_s``, where
-        there was time between them); nan before any."""
-        a, b = self._rates()
-        fitted_s = a * self._first + b * self._second
-        if fitted_s <= 0:
+    def seconds(self, units: Sequence[float] | F64) -> float:
+        """Time for so many units at the speed of the latest pieces; nan before any."""
+        rates = self._fit()
+        recent_s = float(rates @ self._recent)
+        if recent_s <= 0:
             return math.nan
-        return (a * first + b * second) * (self._time_s if passed_s is None else passed_s) / fitted_s
+        return float(rates @ np.asarray(units, np.float64)) * self._recent_s / recent_s
 
-    def _rates(self) -> tuple[float, float]:
-        """The weak prior (the given cost) decides where all pieces have the same mix."""
-        if not self._pp or not self._oo:  # one kind of token so far: its rate gives the other's
-            a = self._pt / self._pp if self._pp else self._ot / self._oo / self._cost if self._oo else 0.0
-            return a, self._cost * a
-        weight = PRIOR_WEIGHT * min(self._oo, self._pp / self._cost**2)
-        pp, oo = self._pp + weight * self._cost**2, self._oo + weight
-        po = self._po - weight * self._cost
-        det = pp * oo - po * po
-        a = (self._pt * oo - self._ot * po) / det
-        b = (self._ot * pp - self._pt * po) / det
-        if a < 0:
-            return 0.0, self._ot / self._oo
-        if b < 0:
-            return self._pt / self._pp, 0.0
-        return a, b
+    def _fit(self) -> F64:
+        """Seconds per unit. Solved for the factors by which the guess, scaled to the time so far, is wrong."""
+        guessed_s = float(self._guess @ self._units)
+        if guessed_s <= 0:
+            return np.zeros(len(self._guess))
+        scaled = self._guess * (self._time_s / guessed_s)
+        weight = self._guess_s + GUESS_SHARE * self._time_s
+        matrix = self._products * np.outer(scaled, scaled) + weight * np.eye(len(scaled))
+        right = self._units * scaled + weight
+        factor = np.ones(len(scaled))
+        for _ in range(ROUNDS):
+            before = factor.copy()
+            for j in range(len(factor)):
+                factor[j] = max(0.0, factor[j] + (right[j] - float(matrix[j] @ factor)) / matrix[j, j])
+            if np.abs(factor - before).max() < 1e-6:
+                break
+        rates: F64 = scaled * factor
+        return rates

@@ -1,9 +1,9 @@
-"""Time left of a run on an engine that shows its steps: how many steps are to come, and what a step costs.
+"""Time left of a run on an engine that shows its steps: the steps to come, the work in them, and what that costs.
 
-A step costs a fixed time and a time for each token in it (least squares over the steps so far). How many are to come is
-found by playing the rest of the job: lengths are drawn from the survival curves (given what each running request has
-generated already), and the requests take turns in as many places as the engine has. So the end of a job, where few
-requests run and steps carry few tokens, is counted as the slow time it is.
+A step costs a fixed time, and time for each prompt token, each decoding sequence and each token of KV cache that those
+read; the four rates are fitted to the steps so far. What is to come is found by playing the rest of the job: lengths
+are drawn from the survival curves (given what each running request has generated already), and the requests take turns
+in as many places as the engine has. So the end of a job, where few requests run, is counted as the slow time it is.
 """
 
 from __future__ import annotations
@@ -14,36 +14,24 @@ from typing import Protocol
 import numpy as np
 
 from plait.events import Capacity, Event, Failed, Finished, Preempted, Progress, Started, Step
-from plait.report.rates import TwoRates
-from plait.table import F64, I32, I64
+from plait.report.rates import Rates
+from plait.table import F64, I64
 
 PLAYED_ROWS = 400
-"""Waiting requests that are played one by one; those before them only count with their mean."""
+"""Waiting requests that are played one by one; the others count with their mean."""
 DRAWS = 4
-STEP_IN_TOKENS = 8.0
-"""Tokens that take as long as a step's fixed time, until steps show it."""
-LONGER = 1.1
-"""An answer that is the longest already will be this much longer."""
-RAREST = 0.05
-"""Draws stop at the answer that one of twenty exceeds: the far end of a curve is a guess, and the longest of many draws
-would be nothing else."""
-GOLDEN = 0.6180339887498949
+STEP_COSTS = (25e-3, 0.5e-3, 0.5e-3, 2e-6)
+"""Seconds of a step, of a prompt token, of a decoding sequence and of a KV token read, until steps show them: only the
+proportions matter (SmolLM2-135M on two cores)."""
 
 
 class Curves(Protocol):
     """What is known of output lengths; ``plait.lengths.Lengths`` is one."""
 
     @property
-    def classes(self) -> I32: ...
-
-    @property
-    def grid_tokens(self) -> I64: ...
-
-    @property
-    def survival(self) -> F64: ...
-
-    @property
     def expected(self) -> F64: ...
+
+    def drawn(self, rows: I64, generated: I64, shift: float) -> F64: ...
 
     def observe_rows(self, rows: I64, output_tokens: I64, finished: bool = True) -> None: ...
 
@@ -53,61 +41,80 @@ class Curves(Protocol):
 class StepsLeft:
     """Takes each event once, in order. ``curves`` are its own: they learn here."""
 
-    def __init__(self, curves: Curves, prompt_tokens: I64, max_tokens: I64, capacity: Capacity) -> None:
+    def __init__(
+        self,
+        curves: Curves,
+        prompt_tokens: I64,
+        max_tokens: I64,
+        capacity: Capacity,
+        step_costs: tuple[float, float, float, float] = STEP_COSTS,
+    ) -> None:
         self._curves, self._prompt, self._most, self._capacity = curves, prompt_tokens, max_tokens, capacity
-        self._rates = TwoRates(STEP_IN_TOKENS)
+        self._rates = Rates(step_costs)
         self._ended: list[tuple[int, int]] = []
         self._steps = 0
         self._told: dict[int, tuple[int, int]] = {}  # running row -> tokens when last told, and steps by then
         self._peak = 1
-        self._answers = self._longest = 0
+        self._last_s = np.inf
 
     def event(self, event: Event) -> None:
         """Learn from a step or an answer."""
-        if isinstance(event, Started | Progress):
-            self._told[event.row] = (event.output_tokens if isinstance(event, Progress) else 1, self._steps)
-        elif isinstance(event, Finished | Failed | Preempted):
-            self._told.pop(event.row, None)
-        if isinstance(event, Step) and event.duration_s > 0:
-            self._steps += 1
-            self._rates.add(float(event.prefill_tokens + event.decode_seqs), 1.0, event.duration_s)
-            self._peak = max(self._peak, event.decode_seqs)
-        elif isinstance(event, Finished) and event.status_code == 200 and event.output_tokens:
-            self._ended.append((event.row, event.output_tokens))
-            self._answers += 1
-            self._longest = max(self._longest, event.output_tokens)
+        match event:
+            case Started():
+                self._told[event.row] = (1, self._steps)
+            case Progress():
+                self._told[event.row] = (event.output_tokens, self._steps)
+            case Step() if event.duration_s > 0:
+                self._steps += 1
+                self._peak = max(self._peak, event.decode_seqs)
+                work = (1.0, event.prefill_tokens, event.decode_seqs, event.decode_context_tokens)
+                began_s = event.t_s - event.duration_s
+                idle_s = began_s - self._last_s  # what an engine does between two steps is part of their cost
+                self._rates.add(work, event.duration_s + max(0.0, min(idle_s, event.duration_s)))
+                self._last_s = event.t_s
+            case Finished() | Failed() | Preempted():
+                self._told.pop(event.row, None)
+        if isinstance(event, Finished) and event.status_code == 200:
+            self._ended.append((event.row, max(1, event.output_tokens)))
 
     @property
     def ready(self) -> bool:
         """Whether any step was seen."""
         return self._rates.seen
 
-    def seconds(self, running: I64, waiting: I64, prompt_left: float, passed_s: float) -> float:
-        """Seconds left. ``running`` and ``waiting`` are rows, ``prompt_left`` prompt tokens still to compute,
-        ``passed_s`` the time of the run so far."""
+    def seconds(self, running: I64, waiting: I64, prompt_left: float) -> float:
+        """Seconds left. ``running`` and ``waiting`` are rows, ``prompt_left`` prompt tokens still to compute."""
+        generated = np.array([self._generated(row) for row in running.tolist()], np.int64)
+        self._learn(running, generated)
+        expected = self._curves.expected
+        places = self._places(running, waiting, expected)
+        played = waiting[np.linspace(0, len(waiting) - 1, min(len(waiting), PLAYED_ROWS)).astype(np.int64)]
+        decoded = read = steps = 0.0
+        for draw in range(DRAWS):
+            now = np.maximum(self._curves.drawn(running, generated, draw / DRAWS) - generated, 1.0)
+            later = self._curves.drawn(played, np.zeros(len(played), np.int64), draw / DRAWS)
+            steps += _play(now, later, places) / DRAWS
+            decoded += (now.sum() + (later - 1).sum()) / DRAWS
+            read += (_read(self._prompt[running] + generated, now) + _read(self._prompt[played], later)) / DRAWS
+        others = 1 - len(played) / max(len(waiting), 1)
+        if others > 0:
+            tokens = others * expected[waiting]
+            decoded += float(tokens.sum())
+            steps += float(tokens.sum()) / places
+            read += _read(self._prompt[waiting], expected[waiting]) * others
+        if self._capacity.max_batched_tokens:
+            steps = max(steps, prompt_left / self._capacity.max_batched_tokens)
+        return self._rates.seconds((steps, prompt_left, decoded, read))
+
+    def _learn(self, running: I64, generated: I64) -> None:
+        """Bring the curves up to date."""
         if self._ended:
             ended = np.array(self._ended, np.int64)
             self._curves.observe_rows(ended[:, 0], ended[:, 1])
             self._ended.clear()
-        generated = np.array([self._generated(row) for row in running.tolist()], np.int64)
         begun = generated > 0
         self._curves.observe_rows(running[begun], generated[begun], finished=False)
         self._curves.refresh()
-        expected = self._curves.expected
-        places = self._places(running, waiting, expected)
-        played = waiting[np.linspace(0, len(waiting) - 1, min(len(waiting), PLAYED_ROWS)).astype(np.int64)]
-        unplayed = float(expected[waiting].sum()) * (1 - len(played) / max(len(waiting), 1))
-        longest = self._longest if self._answers >= len(running) + len(waiting) else np.inf
-        steps = tokens = 0.0
-        for draw in range(DRAWS):
-            now = self._drawn(running, generated, draw, longest)
-            later = self._drawn(played, np.zeros(len(played), np.int64), draw, longest)
-            steps += _play(now, later, places) / DRAWS
-            tokens += (now.sum() + later.sum()) / DRAWS
-        steps += unplayed / places
-        if self._capacity.max_batched_tokens:
-            steps = max(steps, prompt_left / self._capacity.max_batched_tokens)
-        return float(self._rates.seconds(prompt_left + tokens + unplayed, steps, passed_s))
 
     def _generated(self, row: int) -> int:
         """Tokens of a running row: engines tell only now and then, and each step since then made one more."""
@@ -123,18 +130,10 @@ class StepsLeft:
             allowed = min(allowed, self._capacity.max_num_seqs)
         return max(1, self._peak, allowed)
 
-    def _drawn(self, rows: I64, generated: I64, draw: int, longest: float) -> F64:
-        """Tokens that rows will still generate, float64 [k], by a quantile that is the row's own. ``longest``: once
-        more answers have ended than are to come, the longest of all is more likely among those that ended."""
-        at = self._curves.grid_tokens
-        curves = self._curves.survival[self._curves.classes[rows]]
-        alive = np.array([np.interp(g, at, curve) for g, curve in zip(generated, curves, strict=True)])
-        level = np.maximum(((rows + 1) * GOLDEN + draw / DRAWS) % 1.0, RAREST) * alive
-        index = np.clip((curves > level[:, None]).sum(axis=1), 1, len(at) - 1)
-        lengths = np.minimum((at[index - 1] + at[index]) / 2, self._most[rows])
-        lengths = np.minimum(lengths, np.maximum(longest, LONGER * generated))
-        left: F64 = np.maximum(lengths - generated, 1.0)
-        return left
+
+def _read(context: I64, tokens: F64) -> float:
+    """KV tokens that requests read while they generate so many more on top of a context."""
+    return float((tokens * (context + tokens / 2)).sum())
 
 
 def _play(now: F64, later: F64, places: int) -> float:
@@ -144,6 +143,6 @@ def _play(now: F64, later: F64, places: int) -> float:
     heapq.heapify(ends)
     last = max(ends, default=0.0)
     for length in later.tolist():
-        end = heapq.heapreplace(ends, ends[0] + length) + length
-        last = max(last, end)
+        end = heapq.heapreplace(ends, ends[0] + length)
+        last = max(last, end + length)
     return last

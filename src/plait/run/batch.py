@@ -17,12 +17,13 @@ from plait.data.problems import Fault
 from plait.errors import InputError
 from plait.events import Capacity, Engine, EngineRequest, Event, Failed, Finished, Step
 from plait.lengths import Lengths
-from plait.model.calibrate import Calibration, Calibrator
+from plait.model.calibrate import Calibrator
 from plait.plan import Machine, Objective, Outlook, outlook, scheduler
 from plait.policy.base import order_function
 from plait.report.metrics import TRUNCATED, LiveStats, Numbers, Summary
 from plait.report.steps_left import StepsLeft
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
+from plait.run.history import History, basis
 from plait.run.prepare import Overflow, Prepared, Tokenizer, asked_tokens, prepare, with_cap
 from plait.scheduler import Scheduler
 from plait.table import I64, RequestTable
@@ -30,6 +31,8 @@ from plait.tree.sharing import prefix_groups, shared_with_previous, unique_token
 
 LEAST_GROUP_TOKENS = 64
 """Shared tokens that make requests a group: worth keeping at one server."""
+SAID_AT = 0.1
+"""Share of its time after which a run says how long it will take in all."""
 MIN_CALIBRATION_STEPS = 50
 """Steps a run must have had before its step times are worth keeping."""
 
@@ -38,7 +41,6 @@ class Place(Protocol):
     """Where a job can be run: ``plait.run.embedded.Embedded`` or a pool of servers."""
 
     name: str
-    machine: Machine
     calibrated: bool
     """Whether the machine's step times were measured here."""
     passthrough: bool
@@ -50,6 +52,14 @@ class Place(Protocol):
     secrets: tuple[str, ...]
 
     @property
+    def machine(self) -> Machine:
+        """What the engine can hold and how long its steps take; loads the engine where only that can tell."""
+
+    @property
+    def history(self) -> History | None:
+        """Output lengths of earlier runs, where they are kept."""
+
+    @property
     def answer_settings(self) -> dict[str, Any]:
         """What changes answers, for the journal."""
 
@@ -59,7 +69,7 @@ class Place(Protocol):
     def engine(self) -> Engine:
         """The engine, ready. Raises EngineError."""
 
-    def learn(self, calibration: Calibration) -> None:
+    def learn(self, seen: Calibrator) -> None:
         """Keep measured step times for the next forecast."""
 
     def close(self) -> None:
@@ -168,7 +178,7 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
     )
     if batch.strict and prepared.faults:
         raise InputError(_listed(str(job.problem(row, fault)) for row, fault in prepared.faults.items()))
-    lengths = Lengths.unknown(prepared.table, prepared.tree, batch.seed)
+    lengths, familiar = lengths_before(prepared, place.history, batch.seed)
     forecast = _outlook(batch.objective, prepared, lengths, place.machine, batch.seed)
     policy = forecast.chosen.policy
     if len(batch.objective.candidates()) > 1:
@@ -176,15 +186,18 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
         say(f"order {policy}: about {best.makespan_s:.1f} s, mean completion {best.mean_completion_s:.1f} s")
     for line in forecast.deadlines.lines(lambda i: job.custom_id(int(prepared.rows[i]))):
         say(line)
+    if place.calibrated:
+        expected_s = forecast.chosen.makespan_s
+        say(f"about {expected_s:,.0f} s expected before anything has run ({basis(prepared.table, familiar)})")
     say(f"starting {place.name}")
     engine = place.engine()
     try:
         start_s = engine.now_s()
         table = _on_clock(prepared.table, start_s - (time.monotonic() - started_s))
         chosen = scheduler(table, prepared.tree, lengths, place.machine, policy, batch.seed)
-        stats = _live_stats(prepared, engine.capacity, batch.seed, start_s)
+        stats = _live_stats(prepared, engine.capacity, place, batch.seed, start_s)
         ready = Ready(job, run, prepared, chosen, stats, forecast, engine.capacity.kv_tokens)
-        watcher = _Watcher(watch(ready), ready, start_s, Calibrator(place.machine.step_time))
+        watcher = _Watcher(watch(ready), ready, start_s, Calibrator(place.machine.step_time), say)
         request = _request_maker(prepared, batch.default_max_tokens, lambda i: stats.sent(i, engine.now_s()))
         planned = Planned(prepared.rows, chosen, request, prepared.faults, prepared.notes())
         cpu_s = time.process_time()
@@ -220,11 +233,24 @@ def _unserved(job: Job, rows: I64, served: frozenset[str]) -> dict[int, Fault]:
     return {row: fault for row, fault in model_faults(job, served) if wanted[row]} if served else {}
 
 
-def _live_stats(prepared: Prepared, capacity: Capacity, seed: int, start_s: float) -> LiveStats:
+def lengths_before(prepared: Prepared, history: History | None, seed: int) -> tuple[Lengths, float]:
+    """What is known of a job's output lengths before it runs, and the share of the rows like which others have run."""
+    lengths = Lengths.unknown(prepared.table, prepared.tree, seed)
+    familiar = 0.0 if history is None else history.seed(lengths, prepared.table, prepared.tree)
+    return lengths, familiar
+
+
+def _live_stats(prepared: Prepared, capacity: Capacity, place: Place, seed: int, start_s: float) -> LiveStats:
     """With length estimates of its own: those of the scheduler stand still under policies that ignore lengths."""
-    table = prepared.table
-    seen = Lengths.unknown(table, prepared.tree, seed)
-    steps_left = StepsLeft(seen, table.prompt_tokens, table.max_tokens, capacity)
+    table, st = prepared.table, place.machine.step_time
+    seen, _ = lengths_before(prepared, place.history, seed)
+    costs = (
+        st.overhead_s + max(st.gemm_base_s, st.weights_s),
+        st.gemm_s_per_token,
+        st.gemm_s_per_token + st.decode_seq_s,
+        st.kv_read_s_per_token,
+    )
+    steps_left = StepsLeft(seen, table.prompt_tokens, table.max_tokens, capacity, costs)
     return LiveStats(table.prompt_tokens, seen, _new_tokens(prepared), start_s, steps_left)
 
 
@@ -262,9 +288,10 @@ def _request_maker(
 class _Watcher:
     """Collects a run's numbers, step times and output lengths, and passes every event on to the display."""
 
-    def __init__(self, observer: Observer, ready: Ready, start_s: float, calibrator: Calibrator) -> None:
+    def __init__(self, observer: Observer, ready: Ready, start_s: float, calibrator: Calibrator, say: Say) -> None:
         self.summary = Summary(start_s)
         self._observer, self._ready, self._calibrator = observer, ready, calibrator
+        self._say, self._said = say, False
         self._output = np.full(ready.prepared.table.n, -1, np.int64)
 
     def event(self, event: Event) -> None:
@@ -282,18 +309,29 @@ class _Watcher:
         self._observer.retrying(event, after_s)
 
     def heartbeat(self, now_s: float) -> None:
-        """Pass on."""
+        """Pass on; say once, after the first tenth, how long the whole run will take by what it has shown."""
         self._observer.heartbeat(now_s)
+        if not self._said:
+            scheduler = self._ready.scheduler
+            beat = self._ready.stats.beat(now_s, scheduler.running, scheduler.waiting)
+            total_s = beat.elapsed_s + beat.eta_s
+            if beat.eta_s > 0 and beat.elapsed_s >= SAID_AT * total_s:
+                self._said = True
+                self._say(f"about {total_s:,.0f} s in all, by the {beat.done:,} answers and the steps so far")
 
     def hindsight(self, policy: str, seed: int, place: Place) -> Outlook | None:
-        """Forecast with what is known now, where every request of the run was answered; step times are kept."""
+        """Forecast with what is known now, where every request of the run was answered; step times and output lengths
+        are kept for later runs."""
+        prepared = self._ready.prepared
+        if place.history is not None:
+            begun = Lengths.unknown(prepared.table, prepared.tree, seed)
+            place.history.learn(begun, prepared.table, prepared.tree, self._output)
         if self._calibrator.seen < MIN_CALIBRATION_STEPS:
             return None
         calibration = self._calibrator.fit()
-        place.learn(calibration)
+        place.learn(self._calibrator)
         if np.any(self._output < 0):
             return None
-        prepared = self._ready.prepared
         known = Lengths.known(prepared.table, np.maximum(self._output, 1))
         machine = Machine(place.machine.capacity, calibration.step_time)
         return _outlook(Objective(policy=policy), prepared, known, machine, seed)

@@ -1,4 +1,7 @@
-"""Step-time constants that earlier runs on this machine measured, one small JSON file in the user's cache."""
+"""What steps take on this machine, from those of earlier runs: one small JSON file in the user's cache.
+
+Steps are kept, not only what was fitted to them: a run of few and short requests says little of what reading a full
+KV cache costs, and must not undo what another run has shown."""
 
 from __future__ import annotations
 
@@ -7,11 +10,28 @@ import os
 import platform
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from plait.model.calibrate import Observed, fit_steps
 from plait.model.steptime import StepTime
+from plait.table import F64
 
 KEEP_BELOW_RESIDUAL = 0.5
 """A fit that misses the typical step by more than half says more about the noise than about the machine."""
+STEPS_A_RUN, STEPS_KEPT = 200, 600
+"""Steps that one run adds, and that are kept in all: about the last three runs."""
+REFERENCE = StepTime(
+    gemm_s_per_token=0.6e-3,
+    weights_s=0.0,
+    prefill_attn_s=0.0,
+    kv_read_s_per_token=1.95e-6,
+    overhead_s=3e-3,
+    gemm_base_s=17e-3,
+    overlapped=0.0,
+)
+"""SmolLM2-135M (q4) on two cores of a server CPU, measured with ``benchmarks/eta.py``: the first guess elsewhere."""
 
 
 def calibration_key(engine: str, model: str, threads: int) -> str:
@@ -20,26 +40,46 @@ def calibration_key(engine: str, model: str, threads: int) -> str:
 
 
 def load_step_time(folder: Path, key: str) -> StepTime | None:
-    """Constants of an earlier run, or None. A damaged file counts as none: it is only a cache."""
+    """Constants of earlier runs, or None. A damaged file counts as none: it is only a cache."""
     try:
-        stored = json.loads((folder / "calibration.json").read_text())[key]
+        stored = _stored(folder)[key]
         return StepTime(**{name: float(stored[name]) for name in StepTime._fields})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 
-def save_step_time(folder: Path, key: str, step_time: StepTime) -> None:
-    """Keep constants for the next run; a cache that cannot be written is not worth failing for."""
-    path = folder / "calibration.json"
+def learn_step_time(folder: Path, key: str, steps: F64, prior: StepTime) -> None:
+    """Add a run's steps, float64 [k, 5] as in ``Observed``, and fit the constants anew to all that are kept."""
+    stored = _stored(folder)
+    rows = np.concatenate((_kept(stored.get(key)), steps))[-STEPS_KEPT:]
+    found = fit_steps(Observed(*rows.T), prior)
+    if found.residual < KEEP_BELOW_RESIDUAL:
+        stored[key] = {**found.step_time._asdict(), "steps": rows.tolist()}
+        _save(folder, stored)
+
+
+def _kept(entry: Any) -> F64:
+    try:
+        rows = np.array(entry["steps"], np.float64).reshape(-1, len(Observed._fields))
+    except (KeyError, TypeError, ValueError):
+        return np.zeros((0, len(Observed._fields)))
+    return rows[(rows[:, -1] > 0) & np.isfinite(rows).all(axis=1)]
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "calibration.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _save(folder: Path, stored: dict[str, Any]) -> None:
+    """A cache that cannot be written is not worth failing for."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            stored = json.loads(path.read_text())
-        except (OSError, ValueError):
-            stored = {}
-        stored[key] = step_time._asdict()
         with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as draft:
-            json.dump(stored, draft, indent=1)
-        Path(draft.name).replace(path)
+            json.dump(stored, draft)
+        Path(draft.name).replace(folder / "calibration.json")
     except OSError:
         return

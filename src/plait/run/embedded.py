@@ -10,17 +10,15 @@ from plait.engine import load_engine
 from plait.engine.machine import EngineSettings, resolve
 from plait.engine.models import LocalModel, cache_dir, find_model
 from plait.engine.openvino import capacity_of
-from plait.errors import UsageError
 from plait.events import Engine
-from plait.model.calibrate import Calibration
-from plait.model.specs import device, model
-from plait.model.steptime import StepTime, for_machine
+from plait.model.calibrate import Calibrator
+from plait.model.steptime import StepTime
 from plait.plan import Machine
-from plait.run.calibration import KEEP_BELOW_RESIDUAL, calibration_key, load_step_time, save_step_time
+from plait.run.calibration import REFERENCE, STEPS_A_RUN, calibration_key, learn_step_time, load_step_time
+from plait.run.history import History
 
-_REFERENCE = "SmolLM2-135M"
-_REFERENCE_BYTES = 98_362_432
-"""Size of the built-in model's file: a model that no row describes is taken to be slower in proportion."""
+_REFERENCE_BYTES, _REFERENCE_KV_BYTES = 98_362_432, 13_680
+"""The built-in model's file, and its KV cache a token: another model is taken to be slower in proportion."""
 
 
 class Embedded:
@@ -41,6 +39,7 @@ class Embedded:
         known = load_step_time(cache_dir(), self._key)
         self.calibrated = known is not None
         """Whether an earlier run on this machine measured the step times."""
+        self.history = History(cache_dir(), self.model.name)
         self.machine = Machine(capacity_of(self.model, limits), known or _first_guess(self.model))
 
     @property
@@ -56,10 +55,9 @@ class Embedded:
         """The engine, loaded. Raises EngineError."""
         return load_engine("openvino", self.model, self.settings)
 
-    def learn(self, calibration: Calibration) -> None:
+    def learn(self, seen: Calibrator) -> None:
         """Keep what a run measured for the next forecast on this machine."""
-        if calibration.residual < KEEP_BELOW_RESIDUAL:
-            save_step_time(cache_dir(), self._key, calibration.step_time)
+        learn_step_time(cache_dir(), self._key, seen.sample(STEPS_A_RUN), _first_guess(self.model))
 
     def close(self) -> None:
         """Nothing is held: the engine belongs to the run."""
@@ -67,15 +65,10 @@ class Embedded:
 
 def _first_guess(local: LocalModel) -> StepTime:
     """Step times of a plain CPU before anything was measured here."""
-    try:
-        return for_machine(device("CPU"), model(local.name), "sequential")
-    except UsageError:
-        base = for_machine(device("CPU"), model(_REFERENCE), "sequential")
     files = [local.path] if local.path.is_file() else list(local.path.glob("openvino_model.bin"))
     factor = max(1.0, sum(file.stat().st_size for file in files) / _REFERENCE_BYTES)
-    return base._replace(
-        gemm_s_per_token=base.gemm_s_per_token * factor,
-        weights_s=base.weights_s * factor,
-        prefill_attn_s=base.prefill_attn_s * factor,
-        kv_read_s_per_token=base.kv_read_s_per_token * local.kv_bytes_per_token / 13_680,
+    return REFERENCE._replace(
+        gemm_s_per_token=REFERENCE.gemm_s_per_token * factor,
+        gemm_base_s=REFERENCE.gemm_base_s * factor,
+        kv_read_s_per_token=REFERENCE.kv_read_s_per_token * local.kv_bytes_per_token / _REFERENCE_KV_BYTES,
     )

@@ -13,7 +13,7 @@ from plait.engine.http import HttpPool
 from plait.engine.http_settings import HttpSettings
 from plait.errors import UsageError
 from plait.events import Engine
-from plait.model.calibrate import Calibration
+from plait.model.calibrate import Calibrator
 from plait.model.specs import device, model
 from plait.model.steptime import for_machine
 from plait.plan import Machine
@@ -30,6 +30,7 @@ class Servers:
     passthrough = True
     retries = False
     calibrated = False
+    history = None
 
     def __init__(self, settings: HttpSettings, tokenizer: str | None) -> None:
         self._settings, self._tokenizer = settings, tokenizer
@@ -69,7 +70,7 @@ class Servers:
         """The pool."""
         return self._engine
 
-    def learn(self, calibration: Calibration) -> None:
+    def learn(self, seen: Calibrator) -> None:
         """Servers show no steps."""
 
     def close(self) -> None:

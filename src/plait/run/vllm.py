@@ -9,7 +9,7 @@ from typing import Any
 from plait.engine.models import cache_dir
 from plait.engine.vllm import VllmEngine, check_model, command_line
 from plait.events import Engine
-from plait.model.calibrate import Calibration
+from plait.model.calibrate import Calibrator
 from plait.model.specs import device, model
 from plait.model.steptime import for_machine
 from plait.plan import Machine
@@ -65,7 +65,7 @@ class Vllm:
         """The engine, loaded. Raises UsageError, EngineError."""
         return self._engine()
 
-    def learn(self, calibration: Calibration) -> None:
+    def learn(self, seen: Calibrator) -> None:
         """vLLM shows no steps."""
 
     def close(self) -> None:

@@ -32,6 +32,8 @@ REFRESH_STEPS, REFRESH_GROWTH = 16, 0.1
 QUEUE_REFRESH_STEPS, QUEUE_REFRESH_GROWTH = 256, 1.0
 """The same for one queue, which only asks the curves whether its head fits."""
 NEVER = 1 << 60
+SAMPLE_KV_SHARE = 0.25
+"""Of the KV cache, for the prompts of a length sample that runs before its groups' turn."""
 FIRST_REPLAN = 8
 """Answers after which a job without a sample plans again for the first time."""
 
@@ -50,7 +52,7 @@ class Planner:
         self._take_curves()
         scalars = self.state.scalars[0]
         scalars["exact"] = lengths.exact
-        self._observed = int(lengths.state.finished.sum())
+        self._observed = len(lengths.answers[0])
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
         self._next_replan = max(FIRST_REPLAN, len(self._sample), int(self._observed * REPLAN_GROWTH))
         self._group = root_child(view.tree)
@@ -213,16 +215,23 @@ class Planner:
         )
 
     def _first(self, order: Order, rows: I64) -> I64:
-        """The length sample first where the order depends on lengths; else prefix groups that have begun, so that a new
-        plan does not leave a cached prefix behind."""
+        """The length sample first, where the order depends on lengths or nothing is computed twice for it; else prefix
+        groups that have begun, so that a new plan does not leave a cached prefix behind."""
         ahead = np.zeros(self._view.table.n, np.bool_)
         if order.right is not None or order.key is not None:
             if not self._observed:
                 ahead[self._sample] = True
         elif order.finish_groups and self._observed:
             ahead[:] = np.isin(self._group, self._group[self.state.rows["status"] != WAITING])
+        elif order.finish_groups and self._sample_fits():
+            ahead[self._sample] = True
         here = ahead[rows]
         return np.concatenate((rows[here], rows[~here]))
+
+    def _sample_fits(self) -> bool:
+        """Whether the sample's prompts can stay in the cache until their groups' turn comes."""
+        prompts = int(self._view.table.prompt_tokens[self._sample].sum())
+        return prompts <= SAMPLE_KV_SHARE * self._view.capacity.kv_tokens
 
 
 def _longest_seen(lengths: Lengths) -> int:
