@@ -3,6 +3,7 @@
     python benchmarks/servers.py --clients            CPU a request of the HTTP libraries that are installed
     python benchmarks/servers.py --driver             pool + journal against the leanest client, instant fake server
     python benchmarks/servers.py --memory [--rows N]  peak memory of runs of 10 000 and N (100 000) requests
+    python benchmarks/servers.py --http2              HTTP/2 against HTTP/1.1, over TLS
     python benchmarks/servers.py --llama [--rows 48]  llama.cpp: all at once in file order against ``plait run``
 
 Servers run in processes of their own. CPU is of this process (user + system), the least of several repetitions that
@@ -239,6 +240,13 @@ def memory(n: int) -> dict[str, float]:
     return result
 
 
+def http2(n: int) -> dict[str, float]:
+    """See ``servers_http2``."""
+    from servers_http2 import compare
+
+    return compare(n)
+
+
 def llama(n: int, repeats: int, goals: list[str]) -> dict[str, float]:
     """See ``servers_llama``."""
     from servers_llama import compare
@@ -250,7 +258,7 @@ def llama(n: int, repeats: int, goals: list[str]) -> dict[str, float]:
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("clients", "driver", "memory", "llama"):
+    for name in ("clients", "driver", "memory", "http2", "llama"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=1)
@@ -275,6 +283,7 @@ def main() -> None:
         "clients": lambda: clients(options.rows or 4000),
         "driver": lambda: driver(options.rows or 10_000),
         "memory": lambda: memory(options.rows or 100_000),
+        "http2": lambda: http2(options.rows or 2000),
         "llama": lambda: llama(options.rows or 48, options.repeats, options.goal),
     }
     chosen = [name for name in jobs if getattr(options, name)] or ["clients", "driver", "memory"]

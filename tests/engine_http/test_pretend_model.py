@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from plait.engine.http import HttpPool
 from plait.events import EngineRequest, Finished
-from plait.testing_model import PretendModel
+from plait.testing_model import PretendModel, PretendSlots
 from plait.testing_server import LoopbackServer
 from tests.engine_http.pools import chat, collect, content, endings, settings
 
@@ -95,3 +97,18 @@ def test_before_anything_is_known_a_group_waits_a_moment_for_its_primer_not_for_
         ended = [event.row for event in collect(pool, 6) if isinstance(event, Finished)]
         pool.close()
     assert ended[-1] == 0 and model.cached_tokens >= 5 * 384
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_slots_that_share_nothing_still_compute_each_prefix_about_once(seed: int) -> None:
+    model = PretendSlots(slots=4, prefill_s_per_token=2e-5, decode_s_per_token=1e-3)
+    with LoopbackServer(model) as server:
+        pool = HttpPool(settings(server.url))
+        requests = [replace(each, max_tokens=3 + (each.row * 7 + seed) % 11) for each in grouped()]
+        requests.sort(key=lambda each: (each.row % EACH > 0, each.row))  # one of each group is a sample, and goes first
+        pool.submit([replace(each, body={**each.body, "max_tokens": each.max_tokens}) for each in requests])
+        ended = endings(collect(pool, GROUPS * EACH))
+        pool.close()
+        assert server.max_in_flight == 4, "every slot is used, and nothing waits there"
+    assert all(isinstance(event, Finished) for event in ended.values())
+    assert model.cached_tokens >= 0.97 * 400 * GROUPS * (EACH - 1)

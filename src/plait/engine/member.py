@@ -49,6 +49,8 @@ class Member:
     """Group -> flights in flight."""
     warm: OrderedDict[int, None] = field(default_factory=OrderedDict)
     priming: dict[int, Flight] = field(default_factory=dict)
+    held: dict[int, None] = field(default_factory=dict)
+    """Groups that the slots ran last, oldest first."""
     offered: int = 0
     """Flights in the queue whose group is open: warm or being primed."""
 
@@ -82,7 +84,9 @@ class Member:
         self.flying_of[flight.affinity] += 1
         self.work += flight.work
         self.reserved += flight.reserve_tokens
-        if self.prime and not self.open(flight.affinity):
+        if self.slots:
+            self._hold(flight.affinity)
+        elif self.prime and not self.open(flight.affinity):
             self.priming[flight.affinity] = flight
             self.offered += self.queued_of[flight.affinity]
             flight.primer = True
@@ -114,6 +118,7 @@ class Member:
         self.up = False
         self.warm.clear()
         self.priming.clear()
+        self.held.clear()
         self.queued_of.clear()
         self.offered = 0
         self.work = sum(flight.work for flight in self.in_flight)
@@ -140,15 +145,26 @@ class Member:
             return fresh if not (enough and self.priming) else -1
         return ready
 
+    def _hold(self, group: int) -> None:
+        """A slot runs the group now, and another group is out of its slot."""
+        self.held.pop(group, None)
+        self.held[group] = None
+        if len(self.held) > self.slots:
+            idle = next((old for old in self.held if not self.flying_of[old]), group)
+            del self.held[idle]
+
     def _next_of_slots(self) -> int:
-        """The first flight whose group is not running; else one of a group long enough to be worth a second slot."""
-        split = -1
+        """The first flight that a free slot holds the prefix of; else the first whose group is not running; else one of
+        a group long enough to be worth a second slot."""
+        other = split = -1
         for place, flight in enumerate(islice(self.queue, LOOK)):
             if not self.flying_of[flight.affinity]:
-                return place
-            if split < 0 and self.queued_of[flight.affinity] >= SPLIT_REQUESTS:
+                if flight.affinity in self.held:
+                    return place
+                other = place if other < 0 else other
+            elif split < 0 and self.queued_of[flight.affinity] >= SPLIT_REQUESTS:
                 split = place
-        return split
+        return other if other >= 0 else split
 
     def has_kv_for(self, flight: Flight) -> bool:
         """Whether it fits beside what is in flight. One alone is the server's to judge."""
