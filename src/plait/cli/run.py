@@ -146,7 +146,6 @@ def _place(given: dict[str, Any], say: Callable[[str], None]) -> Place:
         max_wait_s=given["max_wait"],
         kv_tokens=given["kv_tokens"] or 0,
         block_tokens=given["block_tokens"] or 0,
-        slot_ahead=2 if given["goal"] == "latency" else 16,
         **({} if given["retries"] is None else {"retries": given["retries"]}),
     )
     return Servers(settings, given["tokenizer"])
