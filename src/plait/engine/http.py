@@ -24,6 +24,9 @@ __all__ = ["HttpPool", "HttpSettings"]
 
 UNKNOWN_SEQS = 256
 """Requests that a server of which nothing is known is assumed to run at once."""
+AHEAD, SLOT_AHEAD = 2, 16
+"""Requests handed to the pool for each one that can run, and for each slot of llama.cpp: there they must show the pool
+prefix groups to run side by side, while more would leave less of the order open to what is learned meanwhile."""
 UNKNOWN_KV_TOKENS = 1 << 40
 SPARE_FILES = 128
 
@@ -183,11 +186,12 @@ class HttpPool:
         # Slots share nothing, and servers may be added: there, the pool itself keeps to what each server holds.
         countable = all(i.kv_tokens and not i.slot_caches for i in infos) and settings.endpoints_file is None
         kv_tokens = settings.kv_tokens or (sum(info.kv_tokens for info in infos) if countable else 0)
-        seqs = sum(settings.slot_ahead * i.slot_caches or 2 * (i.max_num_seqs or UNKNOWN_SEQS) for i in infos)
+        seqs = sum(SLOT_AHEAD * i.slot_caches or AHEAD * (i.max_num_seqs or UNKNOWN_SEQS) for i in infos)
         if settings.endpoints_file is not None:
-            seqs = max(seqs, 2 * UNKNOWN_SEQS)
+            seqs = max(seqs, AHEAD * UNKNOWN_SEQS)
         if settings.max_concurrency:
-            seqs = min(seqs, max(settings.slot_ahead, 2) * settings.max_concurrency)
+            ahead = SLOT_AHEAD if any(info.slot_caches for info in infos) else AHEAD
+            seqs = min(seqs, ahead * settings.max_concurrency)
         contexts = [info.max_context_tokens for info in infos if info.max_context_tokens]
         return Capacity(
             kv_tokens=kv_tokens or UNKNOWN_KV_TOKENS,

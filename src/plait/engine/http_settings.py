@@ -52,9 +52,6 @@ class HttpSettings:
     kv_tokens: int = 0
     """KV tokens of the whole pool, where the servers do not tell."""
     block_tokens: int = 0
-    slot_ahead: int = 16
-    """Requests the pool may be handed for each slot of llama.cpp: more show it prefix groups to run side by side, fewer
-    leave the order open to what is learned meanwhile."""
     max_context_tokens: int = 0
     seed: int = 0
     """Of the jitter."""
