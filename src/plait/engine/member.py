@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeVar
 
 from plait.engine.http_flight import Flight
-
-T = TypeVar("T")
 
 LOOK = 256
 """Requests of a queue that are looked at to find one that may go."""
@@ -108,7 +105,9 @@ class Member:
             return
         del self.priming[flight.affinity]
         if cached:
-            remember(self.warm, flight.affinity, None)
+            self.warm[flight.affinity] = None
+            if len(self.warm) > GROUPS:
+                self.offered -= self.queued_of[self.warm.popitem(last=False)[0]]
         else:
             self.offered -= self.queued_of[flight.affinity]
 
@@ -169,14 +168,6 @@ class Member:
     def has_kv_for(self, flight: Flight) -> bool:
         """Whether it fits beside what is in flight. One alone is the server's to judge."""
         return not (self.kv_tokens and self.in_flight and self.reserved + flight.reserve_tokens > self.kv_tokens)
-
-
-def remember(table: OrderedDict[int, T], key: int, value: T) -> None:
-    """Enter or renew a group; the oldest goes when there are too many."""
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > GROUPS:
-        table.popitem(last=False)
 
 
 def _count_down(counts: Counter[int], group: int) -> None:

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 from plait.engine.http_flight import Flight
-from plait.engine.member import Member, remember
+from plait.engine.member import GROUPS, Member
 
 SPILL, SPILL_REQUESTS = 0.25, 32
 """A group leaves its home when the home has this share, and this many requests, more work than the least loaded server.
@@ -106,7 +106,10 @@ class Balancer:
             or home.work > least.work * (1 + SPILL) + SPILL_REQUESTS * flight.work
         ):
             home = least
-        remember(self.homes, flight.affinity, home.index)
+        self.homes[flight.affinity] = home.index
+        self.homes.move_to_end(flight.affinity)
+        if len(self.homes) > GROUPS:
+            self.homes.popitem(last=False)
         return home
 
     def _own(self, member: Member, places: int) -> Flight | None:
