@@ -59,3 +59,11 @@ def test_a_key_that_is_refused_is_said_with_exit_code_2(tmp_path: Path, monkeypa
     with LoopbackServer(lambda call: error(401, "no")) as server:
         result = plait("check", source, "--endpoint", server.url, "--api-key-env", "PLAIT_TEST_KEY")
     assert result.exit_code == 2 and "PLAIT_TEST_KEY" in result.stderr and "sk-not-good" not in result.output
+
+
+def test_servers_that_serve_different_models_are_refused_and_only_common_ones_count(tmp_path: Path) -> None:
+    source = batch(tmp_path / "a.jsonl", ("m", "hello", 8))
+    with serving("m") as first, serving("other") as second, serving("m") as third:
+        refused = plait("check", source, "--endpoint", first.url, "--endpoint", second.url)
+        assert refused.exit_code == 2 and "no model in common" in refused.stderr and second.url in refused.stderr
+        assert plait("check", source, "--endpoint", first.url, "--endpoint", third.url).exit_code == 0

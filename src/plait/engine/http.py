@@ -76,8 +76,14 @@ class HttpPool:
 
     @property
     def models(self) -> frozenset[str]:
-        """Models the servers offer; empty where they do not tell."""
-        return frozenset(model for server in self._dispatcher.servers for model in server.info.models)
+        """Models that every server offers; empty where they do not tell. Raises UsageError if they have none in common:
+        any request may go to any server."""
+        told = [server for server in self._dispatcher.servers if server.info.models]
+        common = frozenset.intersection(*(frozenset(server.info.models) for server in told)) if told else frozenset()
+        if told and not common:
+            each = "; ".join(f"{server.name}: {', '.join(server.info.models)}" for server in told)
+            raise UsageError(f"the servers have no model in common ({each}); run a job for each model, on its servers")
+        return common
 
     @property
     def unreachable(self) -> tuple[str, ...]:
