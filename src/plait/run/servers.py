@@ -38,11 +38,14 @@ class Servers:
         self.secrets: tuple[str, ...] = (key,) if key else ()
         self._engine = HttpPool(settings)
         self.name = self._engine.name
-        if settings.model is not None and self._engine.models and settings.model not in self._engine.models:
+        try:
+            models = self._engine.models
+            if settings.model is not None and models and settings.model not in models:
+                raise UsageError(f"--model is '{settings.model}'; the servers serve: {', '.join(sorted(models))}")
+        except UsageError:
             self._engine.close()
-            names = ", ".join(sorted(self._engine.models))
-            raise UsageError(f"--model is '{settings.model}'; the servers serve: {names}")
-        self.served = self._engine.models if settings.model is None else frozenset()
+            raise
+        self.served = models if settings.model is None else frozenset()
         capacity = self._engine.capacity
         self.max_context_tokens = capacity.max_context_tokens
         """Of the server with the least; 0 where they do not tell."""
