@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from plait.engine.answers import Answer, Fault, Outcome, error_body
 from plait.engine.health import Health
 from plait.engine.http_flight import Flight
 from plait.engine.http_settings import HttpSettings
-from plait.engine.member import Member
 from plait.engine.pace import Pace
 from plait.engine.pool import Balancer
 from plait.engine.retries import Retries
@@ -72,20 +71,6 @@ class Dispatcher:
                 self.health.watch(server)
             else:
                 self.health.eject(server)
-
-    def use(self, endpoints: Iterable[str]) -> None:
-        """From now on these servers, and no others, get requests; what is in flight elsewhere may finish."""
-        wanted = set(endpoints)
-        for server in self.servers:
-            if server.endpoint in wanted:
-                self.health.enlist(server)
-            else:
-                self.health.retire(server)
-        for endpoint in sorted(wanted - {server.endpoint for server in self.servers}):
-            server = self.new_server(len(self.servers), endpoint)
-            self.servers.append(server)
-            self.balancer.members.append(Member(server.index))
-            self.health.eject(server)  # until a probe reaches it
 
     # ---- from the driver
 

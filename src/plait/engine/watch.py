@@ -4,10 +4,12 @@ that were added or taken away."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from plait.engine.answers import Fault
 from plait.engine.http_flight import Flight
+from plait.engine.member import Member
 from plait.engine.servers import Server
 
 if TYPE_CHECKING:
@@ -29,8 +31,22 @@ class Watch:
         while not self.dispatcher.stopped:
             await asyncio.sleep(min(SWEEP_S, self.settings.stall_timeout_s / 4, self.settings.patience_s / 4))
             if endpoints is not None and (listed := endpoints.changed()) is not None:
-                self.dispatcher.use({*self.settings.endpoints, *listed})
+                self.use({*self.settings.endpoints, *listed})
             self.sweep(self.dispatcher.now_s())
+
+    def use(self, endpoints: Set[str]) -> None:
+        """From now on these servers, and no others, get requests; what is in flight elsewhere may finish."""
+        pool = self.dispatcher
+        for server in pool.servers:
+            if server.endpoint in endpoints:
+                pool.health.enlist(server)
+            else:
+                pool.health.retire(server)
+        for endpoint in sorted(endpoints - {server.endpoint for server in pool.servers}):
+            server = pool.new_server(len(pool.servers), endpoint)
+            pool.servers.append(server)
+            pool.balancer.members.append(Member(server.index))
+            pool.health.eject(server)  # until a probe reaches it
 
     def sweep(self, now_s: float) -> None:
         """Look at everything once."""
