@@ -118,9 +118,9 @@ class Health:
             self.spawn(self._follow(server))
 
     async def _follow(self, server: Server) -> None:
-        """Follow the server's own metrics; ends where it has none."""
+        """Follow the server's own metrics; ends where it has none, and when the server is retired."""
         load = await server.load()
-        while load is not None or server.window.measured:
+        while (load is not None or server.window.measured) and not server.retired:
             if load is not None:
                 server.window.load(load.running, load.waiting)
                 if load.tokens != server.tokens:
@@ -128,3 +128,4 @@ class Health:
                 self.pump()
             await asyncio.sleep(LOAD_EVERY_S)
             load = await server.load()
+        server.watched = False
