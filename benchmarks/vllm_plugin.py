@@ -23,7 +23,7 @@ from typing import Any
 GROUPS, EACH = 12, 8
 PREFIX_TOKENS, OWN_TOKENS = 320, 16
 LATE = 64
-PASSES = 3
+PASSES = 2
 ENGINES = {
     "default": None,
     "throughput": {"scheduler_cls": "plait.vllm.Scheduler", "additional_config": {"plait": {"goal": "throughput"}}},

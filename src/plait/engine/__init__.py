@@ -12,6 +12,7 @@ from plait.events import Engine
 ENGINES: dict[str, tuple[str, str, str]] = {
     "openvino": ("plait.engine.openvino:OpenVinoEngine", "openvino_genai", "pip install plait"),
     "http": ("plait.engine.http:HttpPool", "aiohttp", "pip install plait"),
+    "vllm": ("plait.engine.vllm:VllmEngine", "vllm", "pip install 'plait[vllm]'"),
 }
 """Name -> (module:class, a module it needs, how to install that)."""
 

@@ -1,0 +1,78 @@
+"""A child process and its group: messages, its death in words, and nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from plait.engine.child import Child
+from plait.errors import EngineError
+
+
+def framed(text: bytes) -> bytes:
+    return struct.pack("<I", len(text)) + text
+
+
+def ask(child: Child, text: bytes) -> bytes:
+    child.send(framed(text))
+    while True:
+        for message in child.receive(10.0):
+            return message
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_messages_of_any_size_come_back_whole() -> None:
+    child = Child("tests.engine.echo_child")
+    for size in (0, 1, 70_000, 1_000_000):
+        assert ask(child, b"x" * size) == b"x" * size
+    child.close(10.0)
+    child.close(10.0)
+    with pytest.raises(EngineError, match="closed"):
+        child.send(b"")
+
+
+@pytest.mark.parametrize("last", [b"", b"deaf"])
+def test_closing_ends_what_the_child_started_even_if_it_does_not_listen(last: bytes) -> None:
+    child = Child("tests.engine.echo_child")
+    grandchild = int(ask(child, b"spawn"))
+    child.send(framed(last))
+    began_s = time.monotonic()
+    child.close(0.5)
+    assert time.monotonic() - began_s < 5.0 and gone(child.pid)
+    deadline_s = time.monotonic() + 5.0
+    while not gone(grandchild):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_death_is_told_with_its_cause_and_ends_the_group() -> None:
+    child = Child("tests.engine.echo_child")
+    grandchild = int(ask(child, b"spawn"))
+    child.send(framed(b"fail"))
+    with pytest.raises(EngineError, match="ended with status 1: RuntimeError: as asked"):
+        child.receive(10.0)
+    deadline_s = time.monotonic() + 5.0
+    while not gone(grandchild):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    child.close(0.0)
+
+
+def test_a_signal_is_told() -> None:
+    child = Child("tests.engine.echo_child")
+    ask(child, b"up")
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="was killed by signal 9"):
+        child.receive(10.0)
+    child.close(0.0)
