@@ -83,8 +83,9 @@ def measure(name: str, batch: Path, folder: Path, k: int) -> dict[str, Any]:
         "planned_s": plan["policies"][0]["makespan_s"],
         "took_s": total_s,
         "plan_error": plan["policies"][0]["makespan_s"] / total_s - 1,
-        "total_error_worst": float(np.abs(error[late]).max()),
-        "total_error_mean": float(np.abs(error[late]).mean()),
+        "total_error_worst": float(np.abs(error[late]).max(initial=0.0)),
+        "total_error_mean": float(np.abs(error[late]).mean()) if late.any() else 0.0,
+        "moments": int(late.sum()),
         "eta_over_left": {str(q): float(np.interp(q * total_s, at_s, eta_s) / (total_s * (1 - q))) for q in MARKS},
         "series": np.round(np.stack((at_s, eta_s), axis=1), 2).tolist(),
     }
