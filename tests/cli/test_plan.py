@@ -30,7 +30,7 @@ def test_a_plan_says_what_the_job_is_and_how_long_each_order_takes(tmp_path: Pat
     assert (found["requests"], found["cannot_run"], found["problems"]) == (8, 0, [])
     assert 0 < found["unique_prompt_tokens"] < found["prompt_tokens"] and 0.3 < found["sharing"] < 0.8
     assert [row["policy"] for row in found["policies"]] == ["blend", "fcfs", "dfs"]
-    assert all(row["makespan_s"] >= found["optimum_s"] > 0 for row in found["policies"])
+    assert all(row["makespan_s"] >= (1 - 1e-9) * found["optimum_s"] > 0 for row in found["policies"])
     assert found["bound_by"] in ("compute", "memory")
 
 
