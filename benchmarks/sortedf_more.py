@@ -142,7 +142,7 @@ def real(sources: Sources) -> list[Row]:
 
 
 def main() -> None:
-    """Print each row and write all of them."""
+    """Print each row and write all of them; parts that do not run keep their rows in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="?", type=Path, default=Path("../shared/data/traces"))
     parser.add_argument("out", nargs="?", type=Path, default=Path("out/sortedf_more.json"))
@@ -150,7 +150,8 @@ def main() -> None:
     parser.add_argument("--only", choices=parts)
     options = parser.parse_args()
     sources = Sources(options.traces)
-    report = {name: part(sources) for name, part in parts.items() if options.only in (None, name)}
+    report = json.loads(options.out.read_text()) if options.only and options.out.exists() else {}
+    report.update({name: part(sources) for name, part in parts.items() if options.only in (None, name)})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2))
 

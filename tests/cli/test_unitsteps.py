@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_a_process_prints_json_and_nothing_else_on_standard_output(tmp_path: Pat
     assert [row["policy"] for row in json.loads(out)["policies"]] == ["sorted-lp", "latency"]
 
 
-def exported(tmp_path: Path, table: str, kv_tokens: int, policy: str) -> tuple[list[int], dict[str, float]]:
+def exported(tmp_path: Path, table: str, kv_tokens: int, policy: str) -> tuple[list[int], dict[str, Any]]:
     """Start steps by row from the file that --schedule wrote, and the row of figures that --json printed."""
     trace, out = tmp_path / "g.csv", tmp_path / "g.out.csv"
     trace.write_text(table)

@@ -72,7 +72,8 @@ def test_a_strict_list_starts_each_row_at_the_first_step_that_fits_beside_what_i
     starts = decode_shared(g.s, g.o, np.arange(n), np.ones(n), g.kv_tokens, 1, 1.0, g.tree)
     t = 0
     for row in range(n):
-        first = Grouped(*(column[: row + 1] for column in g[:4]), g.kv_tokens)
+        until = slice(row + 1)
+        first = Grouped(g.s[until], g.o[until], g.group[until], g.shared[until], g.kv_tokens)
         while np.max(usage(first, np.append(starts[:row], t))) > g.kv_tokens:
             t += 1
         assert starts[row] == t

@@ -45,10 +45,12 @@ def run(traces: tuple[str, ...], **options: Any) -> None:
     rows = []
     for path in traces:
         trace = read_trace(path)
+        lengths = _columns(trace)
         _require_schedulable(trace, kv_tokens)
         schedules = {policy: _starts(trace, policy, kv_tokens, limit_s) for policy in policies}
         least = min(total_completion(starts, trace.output_tokens) for starts in schedules.values())
-        bound = best_bound(own_tokens(trace.table.prompt_tokens, trace.tree), trace.output_tokens, kv_tokens, least)
+        prompt = own_tokens(lengths[0], trace.tree) if _shares(trace) else lengths[0]
+        bound = best_bound(prompt, lengths[1], kv_tokens, least)
         rows += [_row(trace, policy, starts, kv_tokens, bound) for policy, starts in schedules.items()]
         if schedule:
             _write(Path(schedule), schedules[policies[0]])
@@ -71,9 +73,14 @@ def _starts(trace: Trace, policy: str, kv_tokens: int, limit_s: float) -> I64:
         return online.starts_of(online.serve(policy, *_columns(trace), arrival, kv_tokens))
     if policy == "sorted-f-amin":  # the trace tells all lengths: nothing is evicted
         return online.starts_of(sorted_f_amin(*_columns(trace), trace.output_tokens, kv_tokens))
-    if trace.tree.n_nodes > 1:
+    if _shares(trace):
         return shared_starts_of(policy, *_columns(trace), kv_tokens, trace.tree, _clock(limit_s))
     return starts_of(policy, *_columns(trace), kv_tokens, _clock(limit_s))
+
+
+def _shares(trace: Trace) -> bool:
+    """Whether what prompts share is held once: rows of a backlog that begin alike."""
+    return trace.tree.n_nodes > 1 and not _arrival(trace).any()
 
 
 def _arrival(trace: Trace) -> I64:

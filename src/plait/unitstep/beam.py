@@ -15,7 +15,7 @@ from plait._numba import njit
 from plait.table import F64, I64
 from plait.unitstep.bounds import centroid
 from plait.unitstep.kernel import area
-from plait.unitstep.running import insert, not_before, retire
+from plait.unitstep.running import ZERO, insert, not_before, retire
 
 SEGMENT = 8
 WINDOW = 96
@@ -131,7 +131,7 @@ def _extend_all(
 ) -> int:
     """Fill ``following`` with ``children`` extensions of each of the ``alive`` states; how many were made."""
     np.random.seed(seed)
-    child = np.int64(0)  # typed: a literal compiles callees once more
+    child = ZERO
     for state in range(alive):
         for turn in range(children):
             _copy(now, state, following, child)
@@ -161,7 +161,7 @@ def _copy(source: States, i: int, target: States, j: int) -> None:
 @njit
 def _select(made: States, ranked: I64, kept: States, width: int) -> int:
     """Keep the first ``width`` states of ``ranked``, by worth, each once; how many there are."""
-    alive = np.int64(0)
+    alive = ZERO
     last = np.nan
     for child in ranked:
         worth = made.totals[child, WORTH]
@@ -185,7 +185,7 @@ def _extend(backlog: Backlog, states: States, i: int, skip: float) -> None:
     ends, peaks, most, most_end = states.ends[i], states.peaks[i], states.most[i], states.most_end[i]
     waiting, bounds, counts, totals = states.waiting[i], states.bounds[i], states.counts[i], states.totals[i]
     last, buffered, t = counts[ACTIVE], counts[BUFFERED], counts[STEP]
-    first = np.int64(0)
+    first = ZERO
     started = 0
     states.rows[i, :] = -1
     while started < SEGMENT and buffered > 0:
@@ -233,7 +233,7 @@ def _extend(backlog: Backlog, states: States, i: int, skip: float) -> None:
 @njit
 def _compact(t: int, ends: I64, peaks: I64, most: I64, most_end: I64, last: int) -> int:
     """Drop completions up to step t and move the rest to the front; how many were dropped."""
-    gone = retire(t, ends, peaks, most, most_end, np.int64(0), last)
+    gone = retire(t, ends, peaks, most, most_end, ZERO, last)
     if gone:
         for k in range(gone, last):
             ends[k - gone], peaks[k - gone] = ends[k], peaks[k]

@@ -6,7 +6,7 @@ import numpy as np
 
 from plait._numba import njit
 from plait.table import F64, I64
-from plait.unitstep.running import insert, not_before, retire
+from plait.unitstep.running import ZERO, insert, not_before, retire
 from plait.unitstep.sharing import Prefixes, add_shared, shared_not_before
 from plait.unitstep.steptree import StepTree, add, greatest, move_on, tree_not_before
 
@@ -38,22 +38,24 @@ def list_starts(
     ends, peaks = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     most, most_end = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     longest = np.max(o)
-    begin = first = last = t = latest = np.int64(0)  # typed: a literal compiles callees once more
+    begin = first = last = t = latest = ZERO
     while begin < n:
         if tree is None:
             first = retire(t, ends, peaks, most, most_end, first, last)
             if first == last:
-                first = last = np.int64(0)
+                first = last = ZERO
         else:
             move_on(tree, t, longest)
         k = begin
         wake = NEVER
         while begin < n:
             end = min(begin + window, n)
+            top, at = -1, t
             if tree is None:
-                top, at = (most[last - 1], most_end[last - 1]) if last > first else (np.int64(-1), np.int64(t))
-            else:
-                top, at = greatest(tree, t + 1, latest) if latest > t else (np.int64(-1), np.int64(t))
+                if last > first:
+                    top, at = most[last - 1], most_end[last - 1]
+            elif latest > t:
+                top, at = greatest(tree, t + 1, latest)
             limit = kappa * key[begin]
             wake = _raise_bounds(s, o, key, bound, begin, end, limit, t, kv_tokens + t - top, at)
             started = False

@@ -6,10 +6,15 @@ the running maximum of ``peaks`` and ``most_end`` the completion where it is rea
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from plait._numba import njit
 from plait.table import I64
+
+ZERO = cast(int, np.int64(0))
+"""Where a compiled function starts to count for another: the literal 0 would compile that one once more."""
 
 
 @njit

@@ -14,7 +14,7 @@ from plait._numba import njit
 from plait.table import I64
 from plait.unitstep.beam import Beam
 from plait.unitstep.kernel import decode
-from plait.unitstep.running import insert, not_before, retire
+from plait.unitstep.running import ZERO, insert, not_before, retire
 
 BEAM_WIDTHS = (8, 16, 32, 64)
 BEAM_CHILDREN = 4
@@ -167,7 +167,7 @@ def _sum_of_starts(
     """
     ends, peaks, most, most_end = play.running[0], play.running[1], play.running[2], play.running[3]
     n = len(order)
-    first = np.int64(0)  # typed: a literal compiles callees once more
+    first = ZERO
     last, t, total = play.counts[begin, 0], play.counts[begin, 1], play.counts[begin, 2]
     for r in range(4):
         for j in range(last):

@@ -27,7 +27,7 @@ def shared_starts_of(
     if policy == "latency":
         added = added_tokens(s, prefixes)
         tries = [partial(dispersed, added, o), partial(overtaking, added, o), partial(together, added, o, prefixes)]
-    found = []
+    found: list[I64] = []
     for turn in tries:
         if not found or keep_going is None or keep_going():
             found.append(_decoded(turn(), s, o, kv_tokens, prefixes))
