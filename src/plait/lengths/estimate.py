@@ -62,6 +62,8 @@ class Lengths:
         )
         self.answers: tuple[I64, I64] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         """Rows and output tokens of the sample that was observed before planning."""
+        self.begun_with = 0.0
+        """Answers seen elsewhere, counted among those that finished."""
         self._rows_by_class = classes.rows
         self._place = np.empty(n, np.int64)
         self._place[classes.rows] = np.arange(n)
@@ -234,6 +236,7 @@ class Lengths:
     def begin_with(self, c: int, counts: F64) -> None:
         """Let class c begin with answers seen elsewhere, float64 [3, g]: how many ended in each bin, their tokens, and
         how many were cut off there. Estimates change at the next ``refresh``."""
+        self.begun_with += float(counts[0].sum())
         self.state.finished[c] += counts[0]
         self.state.finished_tokens[c] += counts[1]
         self.state.running[c] += counts[2]

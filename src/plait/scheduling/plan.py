@@ -52,7 +52,7 @@ class Planner:
         self._take_curves()
         scalars = self.state.scalars[0]
         scalars["exact"] = lengths.exact
-        self._observed = len(lengths.answers[0])
+        self._observed = round(lengths.state.finished.sum() - lengths.begun_with)
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
         self._next_replan = max(FIRST_REPLAN, len(self._sample), int(self._observed * REPLAN_GROWTH))
         self._group = root_child(view.tree)
