@@ -49,7 +49,9 @@ def sharing_mix(seed: int) -> list[Request]:
 def late_mix(seed: int) -> list[Request]:
     """Shuffled requests without sharing: three of four answer with 2 tokens, one with 64."""
     dice = random.Random(seed)
-    return [([dice.randrange(1000, 40000) for _ in range(24)], dice.choice([2, 2, 2, 64])) for _ in range(LATE)]
+    lengths = [2, 2, 2, 64] * (LATE // 4)
+    dice.shuffle(lengths)
+    return [([dice.randrange(1000, 40000) for _ in range(24)], length) for length in lengths]
 
 
 def mix(name: str, seed: int) -> list[Request]:

@@ -54,6 +54,23 @@ EMBEDDED = (
 )
 """Settings of the embedded engine."""
 
+ENGINE = (
+    click.option(
+        "--engine",
+        type=click.Choice(["openvino", "vllm"]),
+        default="openvino",
+        show_default=True,
+        help="What runs the model here: the built-in CPU engine, or vLLM with --model a Hugging Face directory or id.",
+    ),
+    click.option(
+        "--engine-arg",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="An argument of vLLM, e.g. tensor_parallel_size=2 or quantization=fp8 (repeatable).",
+    ),
+)
+"""Which engine runs the model on this machine."""
+
 POOL = (
     click.option("--endpoint", multiple=True, metavar="URL", help="Run on this OpenAI-compatible server (repeatable)."),
     click.option(

@@ -12,15 +12,17 @@ from typing import Any
 import click
 
 from plait.cli.display import Display, display
-from plait.cli.options import EMBEDDED, PLANNING, POOL, FiniteRange, together
+from plait.cli.options import EMBEDDED, ENGINE, PLANNING, POOL, FiniteRange, together
 from plait.cli.summary import summary_dict, summary_text
 from plait.engine.http_settings import HttpSettings
 from plait.engine.machine import EngineSettings
+from plait.engine.vllm import flags
 from plait.errors import UsageError
 from plait.run.batch import BatchOptions, Place, Ready, Report, run_batch
 from plait.run.embedded import Embedded
 from plait.run.options import Options
 from plait.run.servers import Servers
+from plait.run.vllm import Vllm
 
 RUNNING = (
     click.option("--strict", is_flag=True, help="Stop before starting if any request cannot run."),
@@ -77,6 +79,7 @@ DISPLAY = (
 @click.option("-o", "--output", required=True, metavar="FILE", help="Answers; failures go to *.errors.jsonl beside it.")
 @together(PLANNING)
 @together(RUNNING)
+@together(ENGINE)
 @together(EMBEDDED)
 @together(POOL)
 @together(DISPLAY)
@@ -126,8 +129,12 @@ def _run(
 
 
 def _place(given: dict[str, Any], say: Callable[[str], None]) -> Place:
-    """Where the job runs: the servers of --endpoint, else the embedded engine."""
+    """Where the job runs: vLLM, the servers of --endpoint, else the embedded engine."""
     own = {name: given[name] for name in ("kv_gib", "max_num_seqs", "max_batched_tokens", "threads")}
+    if given["engine"] == "vllm":
+        return _vllm(given, own, say)
+    if given["engine_arg"]:
+        raise UsageError("--engine-arg is for --engine vllm")
     if not given["endpoint"] and given["endpoints_file"] is None:
         return Embedded(given["model"], EngineSettings(kv_tokens=given["kv_tokens"], **own), say)
     for name, value in own.items():
@@ -149,6 +156,17 @@ def _place(given: dict[str, Any], say: Callable[[str], None]) -> Place:
         **({} if given["retries"] is None else {"retries": given["retries"]}),
     )
     return Servers(settings, given["tokenizer"])
+
+
+def _vllm(given: dict[str, Any], own: dict[str, Any], say: Callable[[str], None]) -> Place:
+    """vLLM in a process of ours, which has its own names for its settings."""
+    if given["endpoint"]:
+        raise UsageError("--engine vllm and --endpoint exclude each other: a server runs its own engine")
+    for name, value in {**own, "kv_tokens": given["kv_tokens"]}.items():
+        if value is not None:
+            fix = "give vLLM's own name with --engine-arg, e.g. max_num_seqs=64 or gpu_memory_utilization=0.9"
+            raise UsageError(f"--{name.replace('_', '-')} is a setting of the built-in engine; {fix}")
+    return Vllm(given["model"], flags(given["engine_arg"]), say)
 
 
 def _options(files: tuple[str, ...], output: str, batch: BatchOptions, place: Place, given: dict[str, Any]) -> Options:
