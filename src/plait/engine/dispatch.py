@@ -164,6 +164,8 @@ class Dispatcher:
 
     def _share(self) -> int:
         """Each server's part of ``most``: a place that gets free must not stay with one server."""
+        if self.most == NO_LIMIT or len(self.servers) == 1:
+            return self.most
         return -(-self.most // max(sum(server.up for server in self.servers), 1))
 
     def _charge(self, flight: Flight, now_s: float) -> None:
@@ -171,7 +173,7 @@ class Dispatcher:
         self.requests.spend(1, now_s)
         flight.charge = self.tokens.spend(flight.reserve_tokens, now_s)
         flight.sent_s = now_s
-        if flight.primer and self.balancer.members[flight.server].queued_of[flight.affinity]:
+        if flight.primer and flight.affinity in self.balancer.members[flight.server].queued_of:
             wait_s = self.pace.prefill_s(flight)
             asyncio.get_running_loop().call_later(wait_s, self._prefilled, flight, now_s)
 

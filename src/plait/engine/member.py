@@ -8,7 +8,7 @@ run side by side, one request each.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -40,9 +40,9 @@ class Member:
     """Expected tokens queued and in flight."""
     reserved: float = 0.0
     """Tokens that those in flight may take at most."""
-    queued_of: Counter[int] = field(default_factory=Counter)
+    queued_of: dict[int, int] = field(default_factory=dict)
     """Group -> flights in the queue."""
-    flying_of: Counter[int] = field(default_factory=Counter)
+    flying_of: dict[int, int] = field(default_factory=dict)
     """Group -> flights in flight."""
     warm: OrderedDict[int, None] = field(default_factory=OrderedDict)
     priming: dict[int, Flight] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Member:
         else:
             self.queue.append(flight)
         self.work += flight.work
-        self.queued_of[flight.affinity] += 1
+        self.queued_of[flight.affinity] = self.queued_of.get(flight.affinity, 0) + 1
         self.offered += self.open(flight.affinity)
 
     def leave(self, place: int) -> Flight:
@@ -78,14 +78,14 @@ class Member:
         """A flight that is in no queue is in flight here; the first of its group primes it."""
         flight.server = self.index
         self.in_flight.add(flight)
-        self.flying_of[flight.affinity] += 1
+        self.flying_of[flight.affinity] = self.flying_of.get(flight.affinity, 0) + 1
         self.work += flight.work
         self.reserved += flight.reserve_tokens
         if self.slots:
             self._hold(flight.affinity)
         elif self.prime and not self.open(flight.affinity):
             self.priming[flight.affinity] = flight
-            self.offered += self.queued_of[flight.affinity]
+            self.offered += self.queued_of.get(flight.affinity, 0)
             flight.primer = True
 
     def end(self, flight: Flight, answered: bool) -> None:
@@ -107,9 +107,9 @@ class Member:
         if cached:
             self.warm[flight.affinity] = None
             if len(self.warm) > GROUPS:
-                self.offered -= self.queued_of[self.warm.popitem(last=False)[0]]
+                self.offered -= self.queued_of.get(self.warm.popitem(last=False)[0], 0)
         else:
-            self.offered -= self.queued_of[flight.affinity]
+            self.offered -= self.queued_of.get(flight.affinity, 0)
 
     def forget(self) -> deque[Flight]:
         """The server is gone, and its cache with it. Returns what was queued."""
@@ -149,7 +149,7 @@ class Member:
         self.held.pop(group, None)
         self.held[group] = None
         if len(self.held) > self.slots:
-            idle = next((old for old in self.held if not self.flying_of[old]), group)
+            idle = next((old for old in self.held if old not in self.flying_of), group)
             del self.held[idle]
 
     def _next_of_slots(self) -> int:
@@ -157,7 +157,7 @@ class Member:
         a group long enough to be worth a second slot."""
         other = split = -1
         for place, flight in enumerate(islice(self.queue, LOOK)):
-            if not self.flying_of[flight.affinity]:
+            if flight.affinity not in self.flying_of:
                 if flight.affinity in self.held:
                     return place
                 other = place if other < 0 else other
@@ -170,7 +170,9 @@ class Member:
         return not (self.kv_tokens and self.in_flight and self.reserved + flight.reserve_tokens > self.kv_tokens)
 
 
-def _count_down(counts: Counter[int], group: int) -> None:
-    counts[group] -= 1
-    if not counts[group]:
+def _count_down(counts: dict[int, int], group: int) -> None:
+    left = counts[group] - 1
+    if left:
+        counts[group] = left
+    else:
         del counts[group]
