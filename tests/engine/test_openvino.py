@@ -19,7 +19,7 @@ from plait.engine.machine import EngineSettings
 from plait.engine.models import LocalModel, find_model
 from plait.engine.openvino import OpenVinoEngine
 from plait.errors import EngineError
-from plait.events import EngineRequest, Failed, Finished, Preempted, Started
+from plait.events import EngineRequest, Event, Failed, Finished, Preempted, Started, Step
 from plait.testing import check_engine
 
 pytestmark = pytest.mark.engine
@@ -52,6 +52,14 @@ def drain(engine: OpenVinoEngine, rows: set[int]) -> dict[int, Any]:
                 ends[event.row] = event
     assert ends.keys() == rows
     return ends
+
+
+def until(engine: OpenVinoEngine, kind: type[Finished] | type[Step]) -> list[Event]:
+    """The first events that hold one of this kind."""
+    events: list[Event] = []
+    while not any(isinstance(event, kind) for event in events):
+        events = engine.poll(1.0)
+    return events
 
 
 def choices(end: Any) -> list[dict[str, Any]]:
@@ -113,6 +121,22 @@ def test_a_cancelled_request_comes_back_and_can_run_again(engine: OpenVinoEngine
     engine.cancel([0, 99])
     assert drain(engine, {0})[0].requeue
     assert choices(run(engine, [chat(0, "Count", 4)])[0])
+
+
+def test_the_place_of_an_ended_request_is_taken_in_the_very_next_step(engine: OpenVinoEngine) -> None:
+    engine.submit([chat(0, "Tell me a long story", 200, ignore_eos=True)])
+    at_once, tries = 0, 6
+    for row in range(1, tries + 1):
+        engine.submit([chat(row, f"What is {row} + {row}?", 4)])
+        until(engine, Finished)
+        engine.submit([chat(100 + row, f"Count to {row}.", 1)])
+        events = until(engine, Step)
+        at_once += next(event for event in events if isinstance(event, Step)).prefill_tokens > 0
+        if not any(isinstance(event, Finished) for event in events):
+            drain(engine, {100 + row})
+    engine.cancel([0])
+    assert isinstance(drain(engine, {0})[0], Preempted)
+    assert at_once >= tries / 2, at_once  # not all: a busy machine may take longer than the engine waits
 
 
 def test_json_follows_its_schema_and_a_bad_schema_fails_alone(engine: OpenVinoEngine) -> None:

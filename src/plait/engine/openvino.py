@@ -25,6 +25,7 @@ from plait.engine.wire import (
     Batch,
     Cancel,
     FromChild,
+    Go,
     Ready,
     Refused,
     Setup,
@@ -57,7 +58,7 @@ class OpenVinoEngine:
         self._events: deque[Event] = deque()
         self._flying: set[int] = set()
         self._tokenizer: Tokenizer | None = None
-        self._closed = False
+        self._asked = self._closed = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._sock, theirs = socket.socketpair()
         with theirs:
@@ -105,6 +106,7 @@ class OpenVinoEngine:
                 self._flying.add(request.row)
                 messages += frame(message)
         self._send(messages)
+        self._answer()
 
     def cancel(self, rows: Sequence[int]) -> None:
         """Drop requests; each unfinished one comes back as ``Preempted(requeue=True)``."""
@@ -114,6 +116,7 @@ class OpenVinoEngine:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events since the last call, oldest first. Raises EngineError if the child died."""
+        self._answer()
         deadline_s = self.now_s() + timeout_s
         while True:
             self._receive(0.0 if self._events else max(0.0, deadline_s - self.now_s()))
@@ -203,9 +206,16 @@ class OpenVinoEngine:
                 except ConnectionError:
                     raise self._death() from None
 
+    def _answer(self) -> None:
+        """Whoever calls has decided on all events so far: let the child go on."""
+        if self._asked:
+            self._asked = False
+            self._send(frame(Go()))
+
     def _receive(self, timeout_s: float) -> None:
         for message in self._messages(timeout_s):
             assert isinstance(message, Batch)
+            self._asked |= message.asks
             self._events += message.events()
             ended = {event.row for event in message.finished} | {event.row for event in message.failed}
             self._flying -= ended | {event.row for event in message.preempted if event.requeue}

@@ -21,7 +21,7 @@ import numpy as np
 from plait.engine.chat import answer
 from plait.engine.flight import Account, Flight
 from plait.engine.shadow import BLOCK_TOKENS
-from plait.engine.wire import Batch, Cancel, Ready, Refused, Sampling, Setup, Submit, frame, frames, to_child
+from plait.engine.wire import Batch, Cancel, Go, Ready, Refused, Sampling, Setup, Submit, frame, frames, to_child
 from plait.events import Failed, Finished, Preempted, Progress, Started, Step
 
 _PR_SET_PDEATHSIG = 1
@@ -29,6 +29,8 @@ _SOURCE_POSITION = re.compile(r"^(\[[\d:]+\] )?/\S+:\d+: ")
 _RECV_BYTES = 1 << 16
 _FLUSH_S = 0.1
 """Progress and steps are sent together at least this often; beginnings and endings at once."""
+_ANSWER_S = 0.02
+"""Longest wait for the parent's answer to a beginning or an ending; it takes about 1 ms when nothing else runs."""
 
 
 class GoneError(Exception):
@@ -42,14 +44,14 @@ class Link:
         self._sock = sock
         self._buffer = bytearray()
 
-    def receive(self, wait: bool) -> list[Setup | Submit | Cancel]:
-        """Messages that have come; ``wait``: at least one. Raises GoneError."""
+    def receive(self, timeout_s: float | None) -> list[Setup | Submit | Cancel | Go]:
+        """Messages that have come; waits for the first, None: for ever. Raises GoneError."""
         found: list[bytes] = []
         while True:
-            self._sock.setblocking(wait and not found)
+            self._sock.settimeout(0.0 if found else timeout_s)
             try:
                 data = self._sock.recv(_RECV_BYTES)
-            except BlockingIOError:
+            except (BlockingIOError, TimeoutError):
                 return [to_child(message) for message in found]
             except ConnectionError:
                 raise GoneError from None
@@ -76,6 +78,7 @@ class Worker:
         self._batch = Batch()
         self._progress: dict[int, int] = {}
         self._flushed_s = 0.0
+        self._asking = False
         self._proven: set[tuple[str | None, ...]] = set()
         self._bad: dict[tuple[str | None, ...], str] = {}
         self._trial: int | None = None
@@ -92,14 +95,27 @@ class Worker:
     def run(self) -> None:
         """Until the parent is gone."""
         while True:
-            for message in self._link.receive(wait=not self._account.flights):
+            self._listen()
+            if self._account.flights:
+                self._step()
+            self._flush()
+
+    def _listen(self) -> None:
+        """Take what has come. After a batch that asks, wait for the parent's answer: a step without it would leave the
+        place of each ended sequence empty."""
+        due_s = time.perf_counter() + _ANSWER_S
+        while True:
+            patience_s = max(0.0, due_s - time.perf_counter()) if self._asking else 0.0
+            for message in self._link.receive(patience_s if self._account.flights else None):
                 if isinstance(message, Submit):
                     self._take(message)
                 elif isinstance(message, Cancel):
                     self._cancel(message.rows)
-            if self._account.flights:
-                self._step()
-            self._flush()
+                else:
+                    self._asking = False
+            if not self._asking or time.perf_counter() >= due_s:
+                self._asking = False
+                return
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._setup.start_s
@@ -225,12 +241,12 @@ class Worker:
     def _flush(self) -> None:
         """Send what happened, at once if a request began or ended."""
         batch, now_s = self._batch, self._now_s()
-        urgent = batch.started or batch.preempted or batch.finished or batch.failed
-        if not urgent and now_s - self._flushed_s < _FLUSH_S:
+        if not batch.asks and now_s - self._flushed_s < _FLUSH_S:
             return
         batch.progress = [Progress(row, now_s, tokens) for row, tokens in self._progress.items()]
-        if urgent or batch.steps:
+        if batch.asks or batch.steps:
             self._link.send(batch)
+        self._asking = batch.asks
         self._batch, self._progress, self._flushed_s = Batch(), {}, now_s
 
 
@@ -255,7 +271,7 @@ def main() -> None:
         return
     link = Link(socket.socket(fileno=fd))
     try:
-        setup = link.receive(wait=True)[0]
+        setup = link.receive(None)[0]
         assert isinstance(setup, Setup)
         began_s = time.perf_counter()
         try:

@@ -69,6 +69,10 @@ class Cancel(msgspec.Struct, tag=True):
     rows: list[int]
 
 
+class Go(msgspec.Struct, tag=True):
+    """The parent has decided on the last batch: nothing more comes in return."""
+
+
 class Ready(msgspec.Struct, tag=True):
     """First message from the child: the model is loaded."""
 
@@ -91,12 +95,17 @@ class Batch(msgspec.Struct, tag=True):
     failed: list[Failed] = []
     steps: list[Step] = []
 
+    @property
+    def asks(self) -> bool:
+        """Whether a request began or ended, so that the parent may have others to send: the child waits for Go."""
+        return bool(self.started or self.preempted or self.finished or self.failed)
+
     def events(self) -> list[Event]:
         """In an order that is true: a request starts before it moves and moves before it ends."""
         return [*self.started, *self.progress, *self.preempted, *self.steps, *self.finished, *self.failed]
 
 
-ToChild: TypeAlias = Setup | Submit | Cancel
+ToChild: TypeAlias = Setup | Submit | Cancel | Go
 FromChild: TypeAlias = Ready | Refused | Batch
 
 to_child = msgspec.msgpack.Decoder(ToChild).decode
@@ -104,7 +113,7 @@ from_child = msgspec.msgpack.Decoder(FromChild).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def frame(message: ToChild | FromChild) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """The message as it goes over the socket."""
     data = _encode(message)
     return _LENGTH.pack(len(data)) + data
