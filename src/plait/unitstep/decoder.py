@@ -37,7 +37,7 @@ def list_starts(
     bound = np.zeros(n, np.int64)  # no start before this step
     ends, peaks = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     most, most_end = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    longest = np.max(o)
+    longest = int(np.max(o))
     begin = first = last = t = latest = ZERO
     while begin < n:
         if tree is None:

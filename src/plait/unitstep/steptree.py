@@ -19,7 +19,7 @@ TOP, AT, SLACK, ADDS, SHIFT = range(5)
 """Columns of a node: greatest usage + step, its step, adds until another step overtakes it, raises not yet passed on to
 the children."""
 BASE = 0
-ENDLESS = np.int64(1) << 61
+ENDLESS = 1 << 61
 LONGEST = 1 << 18
 """Longest output that a tree is made for: it takes 80 to 160 bytes a step of it."""
 
@@ -152,7 +152,7 @@ def next_ending(tree: StepTree, step: int) -> int:
     k = step - tree.state[BASE] - 1
     while k < len(tree.ending) and tree.ending[k] == 0:
         k += 1
-    return k + tree.state[BASE] + 1
+    return int(k + tree.state[BASE] + 1)
 
 
 @njit
