@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from plait.engine.http2 import Http2
 from plait.engine.transport import Http1, Transport
@@ -101,7 +101,7 @@ def main() -> None:
     sockets = config.create_sockets()
     config.create_sockets = lambda: sockets  # type: ignore[method-assign]
     print(sockets.secure_sockets[0].getsockname()[1], flush=True)
-    asyncio.run(hypercorn.asyncio.serve(app, config))  # type: ignore[arg-type]
+    asyncio.run(hypercorn.asyncio.serve(cast(Any, app), config))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def served(authority: Any, tmp_path: Path) -> Iterator[tuple[str, Seen]]:
     done = asyncio.Event()
 
     async def serve() -> None:
-        await hypercorn.asyncio.serve(application(seen), config, shutdown_trigger=done.wait)  # type: ignore[arg-type]
+        await hypercorn.asyncio.serve(application(seen), config, shutdown_trigger=done.wait)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
