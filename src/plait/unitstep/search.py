@@ -6,7 +6,6 @@ The caller owns the clock: ``keep_going()`` is asked every few milliseconds at u
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,17 +25,8 @@ ANNEALED_ROWS = 600
 HOT, COLD = 3e-3, 3e-5
 """First and last temperature of a cycle of annealing, as a share of TEL / sqrt(n)."""
 CYCLE_ROUNDS = 100
-STRIDE = 16
 REACH = 0.05
 """Mean distance that a move carries a request, as a share of the list."""
-
-
-class Play(NamedTuple):
-    """What runs while a strict list is played, as in running.py, and what ran at every STRIDE-th place of it."""
-
-    running: I64  # [4, n + 1] ends, peaks, most, most_end
-    remembered: I64  # [places, 4, n + 1]
-    counts: I64  # [places, 3] how many run, step, sum of starts so far
 
 
 def improve(s: I64, o: I64, starts: I64, kv_tokens: int, keep_going: Callable[[], bool], seed: int = 0) -> I64:
@@ -105,13 +95,11 @@ def _moves(
     """Try ``moves`` changes of ``order``, in place; ``total`` is its sum of starts, ``best`` that of ``best_order``.
 
     A change that raises the sum by x is kept with probability exp(-x / heat): the level is drawn first, so that a
-    decode stops once it is sure to end above it. It begins near the change, from what is remembered of ``order``.
+    decode stops once it is sure to end above it.
     """
     np.random.seed(seed)
     n = len(order)
-    places = n // STRIDE + 1
-    play = Play(np.empty((4, n + 1), np.int64), np.empty((places, 4, n + 1), np.int64), np.zeros((places, 3), np.int64))
-    _sum_of_starts(s, o, order, kv_tokens, np.inf, play, 0, True)
+    scratch = np.empty((4, n + 1), np.int64)
     trial = order.copy()
     for _ in range(moves):
         source = np.random.randint(n)
@@ -122,14 +110,10 @@ def _moves(
         change = np.random.random()
         _change(order, trial, source, target, length, change)
         level = total - heat * np.log(1 - np.random.random())
-        same = 0
-        while same < n - 1 and trial[same] == order[same]:
-            same += 1
-        now = _sum_of_starts(s, o, trial, kv_tokens, level, play, same // STRIDE, False)
+        now = _sum_of_starts(s, o, trial, kv_tokens, level, scratch)
         if now <= level:
             order[:] = trial
             total = now
-            _sum_of_starts(s, o, order, kv_tokens, np.inf, play, same // STRIDE, True)
             if now < best:
                 best = now
                 best_order[:] = order
@@ -158,25 +142,14 @@ def _change(order: I64, trial: I64, source: int, target: int, length: int, chang
 
 
 @njit
-def _sum_of_starts(
-    s: I64, o: I64, order: I64, kv_tokens: int, level: float, play: Play, begin: int, remember: bool
-) -> int:
-    """Sum of start steps of the strict list; or, once above ``level`` for sure, some sum above it.
-
-    Goes on from what ``play`` remembers of place ``begin`` x STRIDE: the list before it must be the one remembered.
-    """
-    ends, peaks, most, most_end = play.running[0], play.running[1], play.running[2], play.running[3]
+def _sum_of_starts(s: I64, o: I64, order: I64, kv_tokens: int, level: float, scratch: I64) -> int:
+    """Sum of start steps of the strict list; or, once above ``level`` for sure, some sum above it."""
+    ends, peaks, most, most_end = scratch[0], scratch[1], scratch[2], scratch[3]
     n = len(order)
-    first = ZERO
-    last, t, total = play.counts[begin, 0], play.counts[begin, 1], play.counts[begin, 2]
-    for r in range(4):
-        for j in range(last):
-            play.running[r, j] = play.remembered[begin, r, j]
-    for k in range(begin * STRIDE, n):
+    first = last = t = total = ZERO
+    for k in range(n):
         row = order[k]
         first = retire(t, ends, peaks, most, most_end, first, last)
-        if remember and k % STRIDE == 0:
-            _remember(play, k // STRIDE, first, last, t, total)
         start = not_before(s[row], o[row], t, kv_tokens, ends, peaks, most, most_end, first, last)
         while start > t:
             t = start
@@ -184,14 +157,6 @@ def _sum_of_starts(
             start = not_before(s[row], o[row], t, kv_tokens, ends, peaks, most, most_end, first, last)
         total += t
         if total + t * (n - 1 - k) > level:
-            return int(total + t * (n - 1 - k))
+            return total + t * (n - 1 - k)
         last = insert(s[row], o[row], t, ends, peaks, most, most_end, first, last)
-    return int(total)
-
-
-@njit
-def _remember(play: Play, k: int, first: int, last: int, t: int, total: int) -> None:
-    for r in range(4):
-        for j in range(first, last):
-            play.remembered[k, r, j - first] = play.running[r, j]
-    play.counts[k, 0], play.counts[k, 1], play.counts[k, 2] = last - first, t, total
+    return total
