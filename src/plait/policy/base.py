@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -31,6 +31,14 @@ class View:
     """Seconds since the start: what has waited long goes first."""
     expected_square: F64 | None = None
     """[n] expected square of the output tokens; None: lengths do not vary, the square of the expectation."""
+    memo: dict[str, I64] = field(default_factory=dict)
+    """See ``once``."""
+
+    def once(self, name: str, make: Callable[[], I64]) -> I64:
+        """What follows from tree and seed alone is worked out in a job's first plan and kept for the next ones."""
+        if name not in self.memo:
+            self.memo[name] = make()
+        return self.memo[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from plait._numba import njit
 from plait.policy.base import Order, View
 from plait.policy.units import path_sums, shuffled_depth_first, split_units
-from plait.table import F64, I64
+from plait.table import F64, I32, I64
 from plait.tree.prefix import PrefixTree
 
 SHARING_KEPT = 0.995
@@ -22,7 +23,12 @@ def blend(view: View) -> Order:
     the others right, each side in a shuffled order: sorted ones would synchronise generations and let KV swing."""
     if view.step_time.overlapped < 0.5:
         return Order(depth_first_long_first(view.tree, view.expected_output_tokens), finish_groups=True)
-    return sides(view, shuffled_depth_first(view.tree, view.seed), split_units(view.tree, SHARING_KEPT))
+    return sides(view, view.once("shuffled", lambda: shuffled_depth_first(view.tree, view.seed)), units(view))
+
+
+def units(view: View) -> I64:
+    """Prefix groups that are worth keeping together: the number of each row's, int64 [n]."""
+    return view.once("units", lambda: split_units(view.tree, SHARING_KEPT))
 
 
 def sides(view: View, order: I64, unit: I64) -> Order:
@@ -38,18 +44,42 @@ def work(view: View) -> tuple[F64, F64, F64]:
     """Compute seconds, memory seconds and prefill tokens of each row, float64 [n] each; a shared segment's prefill is
     split among the rows below it."""
     st, tree = view.step_time, view.tree
-    prompt = view.table.prompt_tokens.astype(np.float64)
     rows_below = np.maximum(1, tree.row_end - tree.row_begin)
     share = tree.segment_tokens / rows_below
     context = share * (tree.prefix_tokens - tree.segment_tokens / 2)
-    share, context = path_sums(tree.parent, share), path_sums(tree.parent, context)
-    begin = tree.prefix_tokens[tree.node_of]
-    tokens = prompt - begin + share[tree.node_of]
-    pairs = (prompt - begin) * (prompt + begin) / 2 + context[tree.node_of]
+    shared = path_sums(tree.parent, share), path_sums(tree.parent, context)
     output = view.expected_output_tokens
-    compute = st.gemm_s_per_token * (tokens + output) + st.prefill_attn_s * pairs
-    square = output**2 if view.expected_square is None else view.expected_square
-    memory = st.kv_read_s_per_token * (prompt * output + square / 2)
+    square = output if view.expected_square is None else view.expected_square
+    seconds = (st.gemm_s_per_token, st.prefill_attn_s, st.kv_read_s_per_token)
+    rows = (view.table.prompt_tokens, tree.prefix_tokens, tree.node_of)
+    return _row_work(rows, shared, (output, square), view.expected_square is not None, seconds)
+
+
+@njit
+def _row_work(
+    rows: tuple[I64, I64, I32],
+    shared: tuple[F64, F64],
+    outputs: tuple[F64, F64],
+    varies: bool,
+    seconds: tuple[float, float, float],
+) -> tuple[F64, F64, F64]:
+    """``work`` from (prompt tokens [n], tokens down to each node [m], node [n]), (prefill tokens, their context) [m] of
+    a row's part of the nodes above it, expected output and its square [n], and seconds a token computed, a pair
+    attended, a KV token read."""
+    prompt_tokens, prefix_tokens, node_of = rows
+    share, context = shared
+    expected, square = outputs
+    gemm_s, pair_s, read_s = seconds
+    n = len(prompt_tokens)
+    compute, memory, tokens = np.empty(n), np.empty(n), np.empty(n)
+    for row in range(n):
+        v, prompt, output = node_of[row], float(prompt_tokens[row]), expected[row]
+        begin = prefix_tokens[v]
+        tokens[row] = prompt - begin + share[v]
+        pairs = (prompt - begin) * (prompt + begin) / 2 + context[v]
+        compute[row] = gemm_s * (tokens[row] + output) + pair_s * pairs
+        second = square[row] if varies else output * output
+        memory[row] = read_s * (prompt * output + second / 2)
     return compute, memory, tokens
 
 

@@ -27,7 +27,9 @@ def split_units(tree: PrefixTree, keep: float) -> I64:
     affordable[0] = True
     top = _top_unopened(tree.parent, affordable)
     unit = np.where(top[tree.node_of] >= 0, top[tree.node_of], tree.n_nodes + np.arange(len(tree.node_of)))
-    return np.unique(unit, return_inverse=True)[1].astype(np.int64)
+    used = np.zeros(tree.n_nodes + len(tree.node_of), np.int64)
+    used[unit] = 1
+    return (np.cumsum(used) - 1)[unit]
 
 
 @njit

@@ -11,8 +11,7 @@ import numpy as np
 from plait.events import Decision
 from plait.model.steptime import StepTime
 from plait.policy.base import Order, View, order_function
-from plait.policy.blend import SHARING_KEPT, root_child, work
-from plait.policy.units import split_units
+from plait.policy.blend import root_child, units, work
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
 from plait.scheduling.outlook import BEYOND_SEEN, chances, moments
 from plait.scheduling.profile import refresh
@@ -56,7 +55,7 @@ class Planner:
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
         self._next_replan = max(FIRST_REPLAN, len(self._sample), int(self._observed * REPLAN_GROWTH))
         self._group = root_child(view.tree)
-        self._units = UnitMeans(split_units(view.tree, SHARING_KEPT), lengths.exact)
+        self._units = UnitMeans(units(view), lengths.exact)
         self._units.observe(*lengths.answers)
         self._next_refresh = REFRESH_STEPS
         self._longest = _longest_seen(lengths)
