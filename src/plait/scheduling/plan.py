@@ -112,10 +112,10 @@ class Planner:
         order = self.order
         if order is None or (order.right is None and order.key is None and not order.finish_groups):
             return NEVER
-        return max(self._observed + 1, int(self._observed * REPLAN_GROWTH))
-
         if order.kernel == "dual-scan":  # as published: the order is made once, from the sample
             return NEVER
+        return max(self._observed + 1, int(self._observed * REPLAN_GROWTH))
+
     def _refresh_after(self) -> int:
         """Decode step to wait for; one queue only asks the curves whether its head fits."""
         step = int(self.state.c["step"])
@@ -128,7 +128,8 @@ class Planner:
         c = self.state.c
         c["gemm_s"], c["weights_s"] = step_time.gemm_s_per_token, step_time.weights_s
         c["prefill_attn_s"], c["kv_read_s"] = step_time.prefill_attn_s, step_time.kv_read_s_per_token
-        c["overhead_s"] = step_time.overhead_s
+        c["overhead_s"], c["gemm_base_s"] = step_time.overhead_s, step_time.gemm_base_s
+        c["comm_s"], c["comm_base_s"] = step_time.comm_s_per_token, step_time.comm_base_s
         self._view = dataclasses.replace(self._view, step_time=step_time)
 
     def refresh_lengths(self) -> None:
@@ -157,7 +158,7 @@ class Planner:
         if self._observed and self._replan_after() == NEVER:
             self._next_replan = NEVER
         self._fill_queues(order)
-        scalars, status = self.state.scalars[0], self.state.rows["status"]
+        scalars = self.state.scalars[0]
         if order.key is not None:
             self.state.key[:] = order.key
         scalars["policy"] = KERNELS[order.kernel]
@@ -168,11 +169,7 @@ class Planner:
             compute, memory, _ = work(view)
             scalars["root_density"] = compute.sum() / max(float(memory.sum()), 1e-300)
         if order.kernel == "blend":
-            waits = status == WAITING
-            _, memory, prefill = work(view)
-            left = order.rows[waits[order.rows]] if waits[order.rows].any() else order.rows
-            area = memory[left].sum() / max(float(scalars["kv_read_s"]), 1e-15)
-            scalars["left_area"] = area / max(1.0, prefill[left].sum())
+            self._weigh_left(order, view)
 
     def _view_now(self) -> View:
         """The view with today's estimates."""
@@ -195,6 +192,16 @@ class Planner:
             scalars[("size_left", "size_right")[side]] = len(kept)
             scalars[("head_left", "head_right")[side]] = 0
         scalars["events"] += 1
+
+    def _weigh_left(self, order: Order, view: View) -> None:
+        """What the left side of the blend still has to compute, and the KV that it holds meanwhile."""
+        scalars, waits = self.state.scalars[0], self.state.rows["status"] == WAITING
+        compute, memory, prefill = work(view)
+        here = order.rows[waits[order.rows]]
+        scalars["left_compute"] = compute[here].sum()
+        left = here if len(here) else order.rows
+        area = memory[left].sum() / max(float(scalars["kv_read_s"]), 1e-15)
+        scalars["left_area"] = area / max(1.0, prefill[left].sum())
 
     def _squares(self) -> F64 | None:
         """Expected square of each row's output, float64 [n]: the class's ratio of E[d^2] to E[d]^2 times the row's."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from plait._numba import njit
 from plait.scheduling.kv import free_tokens, uncached
 from plait.scheduling.state import (
@@ -110,13 +112,15 @@ def refresh(c: Records) -> None:
 
 
 @njit
-def refresh_if_stale(c: Records) -> None:
+def refresh_if_stale(c: Records) -> bool:
     """Refresh when the rows may have grown by STALE_SHARE of the capacity since the last time, or REFRESH_STEPS
-    passed."""
+    passed. Whether it did."""
     steps = c.step - c.profile_step
     if steps >= REFRESH_STEPS or steps * c.profile_rows >= STALE_SHARE * c.capacity:
         refresh(c)
         c.events += 1
+        return True
+    return False
 
 
 @njit
@@ -129,10 +133,17 @@ def fits_now(c: Records, row: int) -> bool:
 
 
 @njit
-def fits_later(c: Records, row: int, left_at_least: float, caution: float = 1.0) -> bool:
-    """The expected footprint stays under the capacity at every watched instant if the row starts now:
-    referenced prefixes + right side + max(left side, ``left_at_least``) + some standard deviations, times ``caution``,
-    <= capacity; or would with every row alive."""
+def fits_later(
+    c: Records,
+    row: int,
+    left_at_least: float,
+    near: float = NEAR_DEVIATIONS,
+    far: float = FAR_DEVIATIONS,
+    strict: bool = False,
+) -> bool:
+    """The expected footprint stays under the capacity if the row starts now, at every watched instant: referenced
+    prefixes + right side + max(left side, ``left_at_least``) + ``near`` or ``far`` standard deviations <= capacity; or,
+    unless ``strict``, would with every row alive."""
     r = rows_of(c)[row]
     cold, pinned = uncached(c, row)
     room = c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned)
@@ -152,8 +163,47 @@ def fits_later(c: Records, row: int, left_at_least: float, caution: float = 1.0)
         load = size + grown
         total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
         spread = variance[LEFT, k] + variance[RIGHT, k] + p * (1.0 - p) * load * load
-        deviations = NEAR_DEVIATIONS if tau[k] <= NEAR_STEPS else FAR_DEVIATIONS
-        likely = total + caution * deviations * math.sqrt(max(0.0, spread))
-        if min(likely, most[k] + load + max(0.0, left_at_least - mean[LEFT, k])) > room:
+        deviations = near if tau[k] <= NEAR_STEPS else far
+        likely = total + deviations * math.sqrt(max(0.0, spread))
+        if likely > room and (strict or most[k] + load + max(0.0, left_at_least - mean[LEFT, k]) > room):
             return False
     return True
+
+
+@njit
+def look_ahead(c: Records) -> None:
+    """Set ``steps_left`` from the running rows.
+
+    If n steps more are planned and the last row takes L, they cost n overheads and max(0, L - n) steps that hide
+    nothing, each an overhead and a reading of the weights: best where P(L > n) = overhead / (overhead + weights)."""
+    rows, tau = rows_of(c), tau_of(c)
+    worth = c.overhead_s / max(c.overhead_s + c.weights_s, 1e-300)
+    none = np.ones(TAU_POINTS)
+    for side in (LEFT, RIGHT):
+        row = c.tail_left if side == LEFT else c.tail_right
+        while row >= 0:
+            r = rows[row]
+            g = generated(c, row)
+            chance = alive_of(c)[r.cls, age_bin(g)]
+            for k in range(1, TAU_POINTS):
+                if g + tau[k] >= r.limit:
+                    break
+                p = chance[k]
+                if c.exact:
+                    p = known_alive(expected_of(c)[row], g, tau[k], tau[k])[0]
+                if p < 1e-4:
+                    break
+                none[k] *= 1.0 - p
+            row = r.prev
+    steps = 0.0
+    running = 1.0 if c.tail_right >= 0 or c.tail_left >= 0 else 0.0
+    for k in range(1, TAU_POINTS):
+        above, below = 1.0 - none[k - 1] if k > 1 else running, 1.0 - none[k]
+        if below > worth:
+            steps = tau[k]
+        else:
+            if above > worth:
+                part = (above - worth) / max(above - below, 1e-12)
+                steps = tau[k - 1] + part * (tau[k] - tau[k - 1])
+            break
+    c.steps_left = steps

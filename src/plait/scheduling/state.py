@@ -118,7 +118,12 @@ _FACTS = [
     "overhead_s",
     "context_per_prefill_token",  # moving average of Step.prefill_context_tokens / prefill_tokens
     "root_density",  # compute density of the whole job
+    "gemm_base_s",
+    "comm_s",
+    "comm_base_s",
     "left_area",  # KV tokens x steps that the waiting left rows hold for each token they prefill
+    "left_compute",  # seconds of the rows in the left queue when it was filled
+    "steps_left",  # steps that the running rows will still take
 ]
 _COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "most", "phase"]
 _SIZES = ["n", "m", "classes"]
@@ -200,6 +205,9 @@ def new_state(
         "prefill_attn_s": step_time.prefill_attn_s,
         "kv_read_s": step_time.kv_read_s_per_token,
         "overhead_s": step_time.overhead_s,
+        "gemm_base_s": step_time.gemm_base_s,
+        "comm_s": step_time.comm_s_per_token,
+        "comm_base_s": step_time.comm_base_s,
         "n": n,
         "m": tree.n_nodes,
         "classes": classes,

@@ -1,0 +1,70 @@
+"""The blend's rules: what a step should hold, how much of it, and what the running rows still need."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.events import Capacity, Started
+from plait.lengths import Lengths
+from plait.model.steptime import StepTime, paper_a100_8b
+from plait.policy.base import View
+from plait.scheduler import Scheduler
+from plait.scheduling.blend import prefill_for
+from plait.scheduling.profile import look_ahead
+from plait.scheduling.state import Records
+from plait.table import RequestTable
+from plait.tree.prefix import PrefixTree
+
+WIDE = paper_a100_8b()._replace(gemm_base_s=3e-3, comm_s_per_token=2e-5, comm_base_s=9e-3)
+
+
+def scheduler_of(prompt: list[int], output: list[int], step_time: StepTime = WIDE) -> Scheduler:
+    """A blend that knows the lengths."""
+    table = RequestTable.of(prompt)
+    lengths = Lengths.known(table, np.array(output))
+    tree = PrefixTree.without_sharing(len(prompt))
+    capacity = Capacity(400_000, 1, 0, 8192, takes_prefill_budget=True, preempts_on_request=True)
+    return Scheduler(View(table, tree, lengths.expected, capacity, step_time), lengths, "blend")
+
+
+def state_of(prompt: list[int], output: list[int], step_time: StepTime = WIDE) -> Records:
+    return scheduler_of(prompt, output, step_time).state.c
+
+
+@given(busy_s=st.floats(0.02, 0.2), decoding=st.integers(0, 200), comm_s=st.sampled_from([0.0, 2e-5, 1e-4]))
+def test_a_step_gets_the_prefill_that_brings_its_longer_side_to_the_wanted_time(
+    busy_s: float, decoding: int, comm_s: float
+) -> None:
+    c = state_of([10], [10], WIDE._replace(comm_s_per_token=comm_s, comm_base_s=9e-3 if comm_s else 0.0))
+    c["decoding"] = decoding
+    tokens = prefill_for(c, busy_s) + decoding
+    compute_s = 3e-3 + WIDE.gemm_s_per_token * tokens
+    network_s = comm_s * tokens + (9e-3 if comm_s else 0.0)
+    assert max(compute_s, network_s) == pytest.approx(busy_s) or tokens == decoding or tokens == 8192
+
+
+def started(prompt: list[int], output: list[int]) -> Scheduler:
+    """All rows run and have a token."""
+    scheduler = scheduler_of(prompt, output)
+    for row in scheduler.decide(0.0).admit.tolist():
+        scheduler.update(Started(row, 0.0))
+    return scheduler
+
+
+def test_steps_left_are_those_of_the_longest_running_row_where_lengths_are_known() -> None:
+    scheduler = started([50, 50, 50], [9000, 4000, 200])
+    c = scheduler.state.c
+    assert scheduler.running == 3
+    look_ahead(c)
+    tau = scheduler.state.tau
+    longest = 9000 - 1
+    assert tau[tau < longest].max() <= c["steps_left"] <= tau[tau >= longest].min()
+
+
+def test_an_idle_engine_has_no_steps_left() -> None:
+    c = state_of([50], [9000])
+    look_ahead(c)
+    assert c["steps_left"] == 0
