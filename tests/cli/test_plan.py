@@ -106,3 +106,9 @@ def test_the_balanced_goal_shows_the_orders_it_chose_from(tmp_path: Path) -> Non
 def test_a_deadline_that_is_no_time_is_refused(tmp_path: Path) -> None:
     result = plait("plan", write_batch(tmp_path, LINES), "--deadline", "soon")
     assert result.exit_code == 2 and "30m, 2h or 1d" in result.output
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_seed_below_zero_is_refused(command: str, tmp_path: Path) -> None:
+    result = plait(command, write_batch(tmp_path, LINES), "--seed", "-1")
+    assert result.exit_code == 2 and "x>=0" in result.output

@@ -120,7 +120,9 @@ PLANNING = (
         help="When the whole job is wanted, from its start: 3600, 30m, 2h, 1d. Said at once if it cannot be met.",
     ),
     click.option("--policy", metavar="NAME", help="Use this policy instead of the goal's, for comparison."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of random choices in the order."),
+    click.option(
+        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random choices in the order."
+    ),
     click.option(
         "--on-overflow",
         type=click.Choice(["error", "clamp", "skip"]),

@@ -65,7 +65,7 @@ SAY_EVERY_S = 2.0
 @click.option(
     "--tokenizer", metavar="PATH_OR_ID", help="Count a batch file's tokens with this model's. [default: SmolLM2-135M]"
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--plot", metavar="FILE", help="Write a figure: use of compute and memory over time, and throughput.")
 @click.option(

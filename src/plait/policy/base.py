@@ -106,7 +106,7 @@ def _load(name: str) -> Callable[..., Order]:
     if name not in POLICIES:
         near = difflib.get_close_matches(name, POLICIES, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise UsageError(f"unknown policy '{name}'{hint} Known: {', '.join(sorted(POLICIES))}")
+        raise UsageError(f"unknown policy '{name}'{hint or '.'} Known: {', '.join(sorted(POLICIES))}")
     module, function = POLICIES[name].split(":")
     found: Callable[..., Order] = getattr(importlib.import_module(module), function)
     return found
