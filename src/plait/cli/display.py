@@ -110,12 +110,14 @@ class Bar(Display):
 
     def show(self, beat: Beat) -> None:
         """Redraw."""
-        from rich.console import Group
         from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
-        bar = ProgressBar(total=beat.total, completed=beat.done, width=60)
-        self._live.update(Group(bar, Text(self.text(beat))), refresh=True)
+        lines = Table.grid()  # a row each: a group would put the figures beside the bar, cut off at the terminal's edge
+        lines.add_row(ProgressBar(total=beat.total, completed=beat.done, width=60))
+        lines.add_row(Text(self.text(beat)))
+        self._live.update(lines, refresh=True)
 
     def close(self) -> None:
         """Take the bar away."""
