@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections import Counter
@@ -132,7 +137,8 @@ def test_cut_answers_are_counted_and_fail_the_run_if_asked(tmp_path: Path) -> No
         path = write_batch(tmp_path, LINES)
         result = run(server, tmp_path, path, "--restart")
         assert result.exit_code == 0 and "(1 cut off at max_tokens)" in result.output
-        assert run(server, tmp_path, path, "--restart", "--fail-on", "length").exit_code == 1
+        result = run(server, tmp_path, path, "--restart", "--fail-on", "length", "--json", "--quiet")
+        assert result.exit_code == json.loads(result.output)["exit_code"] == 1
 
 
 def test_resuming_a_complete_run_still_fails_on_cut_answers(tmp_path: Path) -> None:
@@ -152,6 +158,14 @@ def test_json_summary_is_one_object_and_quiet_says_nothing_else(tmp_path: Path) 
     assert summary["run"]["finish_reasons"] == {"stop": 12}
     (top,) = summary["top_errors"]
     assert top["count"] == 1 and "not valid JSON" in top["message"]
+
+
+def test_a_failed_line_without_an_id_is_named_by_its_place_and_nothing_is_said_of_earlier_runs(tmp_path: Path) -> None:
+    with serving() as server:
+        result = run(server, tmp_path, write_batch(tmp_path, ["[1]", "[2]", '{"a": 1}', "[1]"]))
+    assert result.exit_code == 1 and not server.calls
+    assert "nothing to run: no line of the input is a request" in result.output and "earlier" not in result.output
+    assert "requests.jsonl:1)" in result.output and "None" not in result.output
 
 
 def test_quiet_alone_prints_nothing(tmp_path: Path) -> None:
@@ -210,15 +224,36 @@ def test_a_second_run_on_the_same_output_is_refused_while_the_first_runs(tmp_pat
     assert len(answers(tmp_path)) == 12
 
 
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_bar_shows_every_figure_whatever_the_width_of_the_terminal(columns: int, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    with serving(reply=lambda call: Reply(body=answer(call, "late").body, delay_s=1.5)) as server:
+        options = ["--endpoint", server.url, "-o", tmp_path / "out.jsonl", "--progress", "auto"]
+        command = [sys.executable, "-m", "plait", "run", write_batch(tmp_path, LINES), *options]
+        with subprocess.Popen(list(map(str, command)), stderr=theirs, env={**os.environ, "TERM": "xterm"}) as process:
+            os.close(theirs)
+            shown = b""
+            with contextlib.suppress(OSError):  # the other end is closed when the process ends
+                while block := os.read(ours, 1 << 16):
+                    shown += block
+    os.close(ours)
+    assert process.returncode == 0
+    words = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).split())
+    for part in ("0/12 done", "12 running, 0 waiting", "prompt ", "output ", "cached ", "oldest 'id-", "ETA "):
+        assert part in words, words
+
+
 def test_ctrl_c_once_drains_and_the_same_command_goes_on(tmp_path: Path) -> None:
     lines = [batch_line(f"id-{i}", f"question {i}") for i in range(40)]
-    with serving(reply=lambda call: Reply(body=answer(call, "late").body, delay_s=0.5)) as server:
+    with serving(reply=lambda call: Reply(body=answer(call, "late").body, delay_s=1.2)) as server:
         options = ["-o", tmp_path / "out.jsonl", "--endpoint", server.url, "--max-concurrency", "4"]
         process = spawn("run", write_batch(tmp_path, lines), *options)
         wait_until(lambda: len(server.calls) >= 8)
         press(process)
         _, said = process.communicate(timeout=30)
         assert process.returncode == 130 and "run the same command again to go on" in said, said
+        assert re.search(r"stopping: at most \d\d s for \d running requests", said), said
         done = len(answers(tmp_path))
         assert 4 <= done < 40 and server.in_flight == 0
         assert plait("run", tmp_path / "requests.jsonl", *options, "--quiet").exit_code == 0

@@ -43,6 +43,14 @@ def test_messages_are_counted_with_one_custom_id_each(tmp_path: Path) -> None:
     assert [(error.message, error.count, error.custom_id) for error in errors] == [("even", 3, "0"), ("odd", 2, "1")]
 
 
+def test_the_place_in_front_of_a_message_is_kept_apart_so_that_equal_messages_count_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    errors = [{"custom_id": None, "response": None, "error": f"in.jsonl:{line}: not an object"} for line in (3, 7)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in errors))
+    (error,) = top_errors(read_results(path))
+    assert (error.message, error.count, error.place) == ("not an object", 2, "in.jsonl:3")
+
+
 @pytest.mark.parametrize("raw", ["{", "[]", '{"custom_id": "a"}', '{"response": null, "error": null}', '"x"'])
 def test_a_line_that_is_no_result_is_named(tmp_path: Path, raw: str) -> None:
     path = tmp_path / "results.jsonl"

@@ -149,7 +149,7 @@ def as_text(found: Outlook, embedded: Embedded, job: Job, ready: Prepared, lengt
         "policy            time   tokens/s   mean completion   prompt tokens computed",
         *(_row(forecast) for forecast in found.forecasts),
         f"{'optimum':12} {bounds.best_s:7.1f} s",
-        f"{lengths}; {found.longest_s:,.0f} s if each went on to its max_tokens",
+        f"{lengths}; {found.longest_s:,.1f} s if each went on to its max_tokens",
     ]
     if len(ready.faults) or job.bad.any():
         lines.append(f"{int(job.bad.sum()) + len(ready.faults):,} requests cannot run, among them:")

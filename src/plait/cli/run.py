@@ -121,11 +121,12 @@ def _run(
         )
         options = _options(files, output, batch, place, given)
         report = _watched_run(batch, place, options, "none" if quiet else progress, say)
+    exit_code = _exit_code(report, given["fail_on"])
     if as_json:
-        click.echo(summary_dict(report, options.output))
+        click.echo(summary_dict(report, options.output, exit_code))
     elif not quiet:
         click.echo(summary_text(report, options.output), err=True)
-    return _exit_code(report, given["fail_on"])
+    return exit_code
 
 
 def _place(given: dict[str, Any], say: Callable[[str], None]) -> Place:

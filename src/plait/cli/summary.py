@@ -17,15 +17,15 @@ LEAST_GAIN = 0.02
 """Below this share of the time, ordering is said to gain nothing."""
 
 
-def summary_dict(report: Report, output: Path) -> str:
-    """One JSON object on one line."""
+def summary_dict(report: Report, output: Path, exit_code: int) -> str:
+    """One JSON object on one line; ``exit_code`` is what the command ends with."""
     outcome, files = report.outcome, RunFiles.of(output)
     found: dict[str, Any] = {
         "total": outcome.total,
         "answered": outcome.answered,
         "failed": outcome.failed,
         "remaining": outcome.remaining,
-        "exit_code": outcome.exit_code,
+        "exit_code": exit_code,
         "reason": outcome.reason or None,
         "output": str(files.output),
         "errors": str(files.errors) if outcome.failed else None,
@@ -48,7 +48,8 @@ def summary_text(report: Report, output: Path) -> str:
     if report.numbers is not None:
         lines += _figures(report)
     for error in _errors(files):
-        lines.append(f"  {error.count:,} x {error.message} (custom_id {error.custom_id!r})")
+        example = error.place if error.custom_id is None else f"custom_id {error.custom_id!r}"
+        lines.append(f"  {error.count:,} x {error.message}" + (f" ({example})" if example else ""))
     if outcome.failed:
         lines.append(f"failed requests: {files.errors}")
     if outcome.reason:

@@ -158,9 +158,15 @@ def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch,
             if run.adopted:
                 say(f"{run.adopted:,} results without a journal were taken over, matched by custom_id")
             if run.complete:
-                say("nothing left to run: every request has been recorded by an earlier run")
+                say(_why_nothing_runs(job))
                 return Report(run.finish(), adopted=run.adopted, truncated=run.state.finish_reasons[TRUNCATED])
             return _execute(batch, place, job, run, watch, say)
+
+
+def _why_nothing_runs(job: Job) -> str:
+    if job.bad.all():
+        return "nothing to run: no line of the input is a request that can run"
+    return "nothing left to run: every request has been recorded by an earlier run"
 
 
 def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch, say: Say) -> Report:
@@ -291,7 +297,7 @@ class _Watcher:
     def __init__(self, observer: Observer, ready: Ready, start_s: float, calibrator: Calibrator, say: Say) -> None:
         self.summary = Summary(start_s)
         self._observer, self._ready, self._calibrator = observer, ready, calibrator
-        self._say, self._said = say, False
+        self._say, self._said, self._told_of_stop = say, False, False
         self._output = np.full(ready.prepared.table.n, -1, np.int64)
 
     def event(self, event: Event) -> None:
@@ -311,6 +317,11 @@ class _Watcher:
     def heartbeat(self, now_s: float) -> None:
         """Pass on; say once, after the first tenth, how long the whole run will take by what it has shown."""
         self._observer.heartbeat(now_s)
+        stopper = self._ready.run.stopper
+        if stopper.interrupted and not self._told_of_stop:
+            self._told_of_stop = True
+            left_s, running = stopper.left_s(), self._ready.scheduler.running
+            self._say(f"stopping: at most {left_s:.0f} s for {running:,} running requests; interrupt again to stop now")
         if not self._said:
             scheduler = self._ready.scheduler
             beat = self._ready.stats.beat(now_s, scheduler.running, scheduler.waiting)

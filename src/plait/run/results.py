@@ -12,7 +12,7 @@ import msgspec
 
 from plait.errors import InputError
 
-_PLACE = re.compile(r"^[^\n]+?:\d+: ")
+_PLACE = re.compile(r"^([^\n]+?:\d+): ")
 """``file:line:`` in front of a message about a line of input."""
 TRUNCATED = "length"
 """Finish reason of an answer that was cut off."""
@@ -46,6 +46,8 @@ class ErrorCount:
     count: int
     custom_id: str | None
     """Of the first row that has it."""
+    place: str = ""
+    """``file:line`` of that row, where its message tells."""
 
 
 def read_results(path: str | Path) -> Iterator[Result]:
@@ -87,8 +89,9 @@ def top_errors(results: Iterable[Result], limit: int = 10) -> list[ErrorCount]:
     found: dict[str, ErrorCount] = {}
     for result in results:
         if not result.ok:
-            message = _PLACE.sub("", result.message)
-            entry = found.setdefault(message, ErrorCount(message, 0, result.custom_id))
+            place = _PLACE.match(result.message)
+            message = result.message[place.end() :] if place else result.message
+            entry = found.setdefault(message, ErrorCount(message, 0, result.custom_id, place[1] if place else ""))
             entry.count += 1
     return sorted(found.values(), key=lambda entry: -entry.count)[:limit]
 

@@ -40,6 +40,10 @@ class Stopper:
             return Stop.RUN
         return Stop.DRAIN if time.monotonic() < self._deadline_s else Stop.NOW
 
+    def left_s(self) -> float:
+        """How long a stopping run still waits for what is running, seconds."""
+        return max(0.0, (self._deadline_s or 0.0) - time.monotonic())
+
     def _start_draining(self) -> None:
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + self._grace_s
