@@ -55,6 +55,16 @@ def test_rows_that_cannot_run_are_listed_with_their_numbers_and_the_others_plann
     assert (clamped["requests"], clamped["cannot_run"], clamped["clamped"]) == (9, 2, 1)
 
 
+def test_parameters_that_the_engine_cannot_honour_are_found_before_it_is_loaded(tmp_path: Path) -> None:
+    path = write_batch(tmp_path, [*LINES, batch_line("biased", "Hello", logit_bias={"5": 1})])
+    (problem,) = plan(path)["problems"]
+    assert (problem["custom_id"], problem["code"], problem["line"]) == ("biased", "unsupported_parameter", 9)
+    result = plait("run", path, "-o", tmp_path / "out.jsonl", "--strict")
+    assert (
+        result.exit_code == 2 and f"{path}:9 (custom_id 'biased'): unsupported_parameter: logit_bias" in result.output
+    )
+
+
 def test_the_reordered_file_holds_each_runnable_line_once_and_unchanged(tmp_path: Path) -> None:
     path = write_batch(tmp_path, [*LINES, "{", batch_line("long", STORY * 20)])
     plan(path, "-o", tmp_path / "reordered.jsonl")

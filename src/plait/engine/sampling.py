@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from plait.data.problems import Fault, shown
@@ -71,6 +72,12 @@ def read_sampling(url: str, body: dict[str, Any], max_tokens: int) -> Sampling |
         message = f"min_tokens is {sampling.min_tokens}, above the cap of {max_tokens} output tokens"
         return Fault("invalid_value", message, "min_tokens", "Lower it or raise max_tokens.")
     return _logprobs(url, body, sampling) or _format(body, sampling) or sampling
+
+
+def unsupported(url: str, body: dict[str, Any]) -> Fault | None:
+    """What the engine cannot honour in a request, whatever its cap turns out to be."""
+    found = read_sampling(url, body, sys.maxsize)
+    return found if isinstance(found, Fault) else None
 
 
 def _basic(body: dict[str, Any], max_tokens: int) -> Sampling:

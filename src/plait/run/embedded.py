@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from plait.data.tokenize import Tokenizer
+from plait.data.problems import Fault
+from plait.data.tokenize import Tokenizer as NativeTokenizer
 from plait.engine import load_engine
 from plait.engine.machine import EngineSettings, resolve
 from plait.engine.models import LocalModel, cache_dir, find_model
 from plait.engine.openvino import capacity_of
+from plait.engine.sampling import unsupported
 from plait.events import Engine
 from plait.model.calibrate import Calibrator
 from plait.model.steptime import StepTime
 from plait.plan import Machine
 from plait.run.calibration import REFERENCE, STEPS_A_RUN, calibration_key, learn_step_time, load_step_time
 from plait.run.history import History
+from plait.run.prepare import Tokenizer
+from plait.table import I32
 
 _REFERENCE_BYTES, _REFERENCE_KV_BYTES = 98_362_432, 13_680
 """The built-in model's file, and its KV cache a token: another model is taken to be slower in proportion."""
@@ -48,8 +52,8 @@ class Embedded:
         return {"engine": "openvino", "model": self.model.name}
 
     def tokenizer(self) -> Tokenizer:
-        """The model's chat template and tokenizer."""
-        return Tokenizer.load(self.model.path)
+        """The model's chat template and tokenizer; requests for what the engine cannot do are found here too."""
+        return _Checked(NativeTokenizer.load(self.model.path))
 
     def engine(self) -> Engine:
         """The engine, loaded. Raises EngineError."""
@@ -61,6 +65,20 @@ class Embedded:
 
     def close(self) -> None:
         """Nothing is held: the engine belongs to the run."""
+
+
+class _Checked:
+    """A tokenizer that refuses parameters which the engine would refuse, before it is loaded."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode_many(self, requests: list[tuple[str, dict[str, Any]]]) -> list[I32 | Fault]:
+        """Token ids of each (url, body), or what is wrong with it."""
+        faults = [unsupported(url, body) for url, body in requests]
+        good = [request for request, fault in zip(requests, faults, strict=True) if fault is None]
+        ids = iter(self._tokenizer.encode_many(good))
+        return [next(ids) if fault is None else fault for fault in faults]
 
 
 def _first_guess(local: LocalModel) -> StepTime:
