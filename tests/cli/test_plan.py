@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import batch_line, write_batch
+from tests.builders import batch_line, read_lines, write_batch
 from tests.cli.command import plait
 
 pytestmark = pytest.mark.engine
@@ -72,6 +72,22 @@ def test_the_reordered_file_holds_each_runnable_line_once_and_unchanged(tmp_path
     assert sorted(written) == sorted(LINES)
     again = plan(tmp_path / "reordered.jsonl")
     assert again["requests"] == 8 and again["cannot_run"] == 0
+
+
+def test_rows_of_a_table_are_written_as_the_batch_lines_that_they_mean(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,who,max_tokens\nOnce upon,Ann,3\nBye,Bob,4\n")
+    plan(tmp_path / "rows.csv", "-o", tmp_path / "planned.jsonl")
+    lines = {line["custom_id"]: line for line in read_lines(tmp_path / "planned.jsonl")}
+    body = {"prompt": "Once upon", "max_tokens": 3}
+    assert lines.keys() == {"row-1", "row-2"}
+    assert lines["row-1"] == {
+        "custom_id": "row-1",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": body,
+        "who": "Ann",
+    }
+    assert plait("check", tmp_path / "planned.jsonl").exit_code == 0
 
 
 @pytest.mark.parametrize("output", ["requests.jsonl", "missing/out.jsonl", "."])

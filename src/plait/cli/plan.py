@@ -79,13 +79,24 @@ def command(
 
 
 def _write_reordered(job: Job, ready: Prepared, found: Outlook, target: RunFiles, inputs: tuple[str, ...]) -> None:
-    """The lines of the requests that can run, unchanged, in the order in which they would be admitted."""
+    """The requests that can run, in the order in which they would be admitted."""
     target.refuse_inputs(inputs)
-    lines = (job.line(int(ready.rows[i])) + b"\n" for i in found.chosen.order)
+    lines = (_batch_line(job, int(ready.rows[i])) + b"\n" for i in found.chosen.order)
     try:
         replace_file(target.output, lines)
     except OSError as error:
         raise InputError(f"-o {target.output}: cannot write: {(error.strerror or str(error)).lower()}") from None
+
+
+def _batch_line(job: Job, row: int) -> bytes:
+    """A batch line as it stands; a plain row or one of a table as the batch line that it means, so that other engines
+    can read it and it keeps the id that its place in the input gave it."""
+    line = job.line(row)
+    if "body" in msgspec.json.decode(line, type=dict[str, msgspec.Raw]):
+        return line
+    request = job.request(row)
+    whole = {"custom_id": request.custom_id, "method": "POST", "url": request.url, "body": request.body}
+    return msgspec.json.encode(whole | request.metadata)
 
 
 def problems(job: Job, ready: Prepared) -> Iterator[Problem]:
