@@ -67,7 +67,7 @@ def test_duplicate_ids_are_refused_with_both_places(tmp_path: Path) -> None:
         open_job([first, second], tmp_path)
     assert str(refused.value).splitlines() == [
         f"{second}:{line} (custom_id 'b'): duplicate_custom_id: custom_id 'b' was used before at {first}:2. "
-        "Give each line a custom_id of its own."
+        "Give each line a custom_id of its own, or allow it with --allow-duplicates."
         for line in (1, 3)
     ]
     with open_job([first, second], tmp_path, allow_duplicates=True) as job:

@@ -149,7 +149,8 @@ class Job:
         if row in self._duplicate_of:
             first = self._duplicate_of[row]
             message = f"custom_id {shown_id(line.custom_id or '')} was used before at {self.location(first)}"
-            faults.append(Fault("duplicate_custom_id", message, "custom_id", "Give each line a custom_id of its own."))
+            fix = "Give each line a custom_id of its own, or allow it with --allow-duplicates."
+            faults.append(Fault("duplicate_custom_id", message, "custom_id", fix))
         file, number = self._place(row)
         return [located(fault, row, file, number, line.custom_id) for fault in faults]
 
