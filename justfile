@@ -1,4 +1,6 @@
 # The front door: `just` lists these.
+export PATH := justfile_directory() / ".venv/bin:" + env_var("PATH")
+
 default:
     @just --list
 
