@@ -228,8 +228,8 @@ def test_a_second_run_on_the_same_output_is_refused_while_the_first_runs(tmp_pat
 def test_the_bar_shows_every_figure_whatever_the_width_of_the_terminal(columns: int, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
-    with serving(reply=lambda call: Reply(body=answer(call, "late").body, delay_s=1.5)) as server:
-        options = ["--endpoint", server.url, "-o", tmp_path / "out.jsonl", "--progress", "auto"]
+    with serving(reply=lambda call: Reply(body=answer(call, "late").body, delay_s=1.2)) as server:
+        options = ["--endpoint", server.url, "-o", tmp_path / "out.jsonl", "--max-concurrency", "4"]
         command = [sys.executable, "-m", "plait", "run", write_batch(tmp_path, LINES), *options]
         with subprocess.Popen(list(map(str, command)), stderr=theirs, env={**os.environ, "TERM": "xterm"}) as process:
             os.close(theirs)
@@ -239,9 +239,11 @@ def test_the_bar_shows_every_figure_whatever_the_width_of_the_terminal(columns: 
                     shown += block
     os.close(ours)
     assert process.returncode == 0
-    words = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).split())
-    for part in ("0/12 done", "12 running, 0 waiting", "prompt ", "output ", "cached ", "oldest 'id-", "ETA "):
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    words = " ".join(plain.split())
+    for part in ("0/12 done", " running, ", " waiting", "prompt ", "output ", "cached ", "oldest 'id-", "ETA "):
         assert part in words, words
+    assert "plait: about" in plain and not re.search(r"[^\r\n]plait: ", plain), plain
 
 
 def test_ctrl_c_once_drains_and_the_same_command_goes_on(tmp_path: Path) -> None:

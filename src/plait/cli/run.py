@@ -212,7 +212,7 @@ def _exit_code(report: Report, fail_on: str | None) -> int:
 
 
 def _say(line: str) -> None:
-    click.echo(f"plait: {line}", err=True)
+    print(f"plait: {line}", file=sys.stderr, flush=True)  # not click's echo: it would write into the bar, not above it
 
 
 def _quiet(line: str) -> None:
