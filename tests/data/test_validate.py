@@ -112,6 +112,11 @@ def test_a_wrong_value_is_named_with_what_was_got_and_what_is_allowed(name: str,
     assert examine(raw, 0, False).bad
 
 
+def test_a_list_of_fixed_values_is_named_with_them() -> None:
+    (fault,) = parse(json.dumps(chat(modalities=["audio"])).encode(), 0, False).faults
+    assert fault.message == 'modalities is ["audio"]; a list of "text" is needed'
+
+
 @pytest.mark.parametrize("name", sorted(BODIES[CHAT].__struct_fields__))
 def test_no_parameter_takes_just_anything(name: str) -> None:
     """Each parameter of the schema has a type that some value violates; none slips through unchecked."""

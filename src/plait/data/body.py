@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 from functools import lru_cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -142,6 +142,8 @@ def _describe(hint: Any) -> list[str]:
     name = _PLAIN_NAMES.get(origin or hint)
     if name is not None:
         inner = get_args(hint)[0] if origin is list else None
+        if get_origin(inner) is Literal:
+            return ["a list of " + " or ".join(map(shown, get_args(inner)))]
         return ["a list of strings" if inner is str else "a list of objects" if get_origin(inner) is dict else name]
     return [word for part in get_args(hint) for word in _describe(part)]
 
