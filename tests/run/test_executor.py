@@ -130,12 +130,14 @@ def test_rows_that_do_not_fit_are_recorded_without_running_and_stay_so(tmp_path:
         return replace(fifo_plan(rows[1:]), faults={int(rows[0]): fault})
 
     engine = FakeEngine()
-    with job_of(tmp_path, LINES) as job:
+    lines = [json.dumps({**json.loads(LINES[0]), "topic": "birds"}), *LINES[1:]]
+    with job_of(tmp_path, lines) as job:
         outcome = execute(job, plan, engine, Options(tmp_path / "out.jsonl"))
         again = execute(job, plan, engine, Options(tmp_path / "out.jsonl"))
     _, errors = written(tmp_path)
     assert outcome == again and outcome.failed == 1 and len(engine.submitted) == 29
     assert errors[0]["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert errors[0]["metadata"] == {"topic": "birds"}
 
 
 def test_an_answer_that_is_not_json_is_a_failure_and_never_an_unreadable_line(tmp_path: Path) -> None:
@@ -315,6 +317,9 @@ def test_an_output_that_cannot_be_is_refused(tmp_path: Path) -> None:
             open_run(job, Options(tmp_path))
         with pytest.raises(UsageError, match="does not exist"):
             open_run(job, Options(tmp_path / "no" / "out.jsonl"))
+        for name in (Path("-"), tmp_path / "out.jsonl.gz", tmp_path / "out.csv"):
+            with pytest.raises(UsageError, match="plain JSONL"):
+                open_run(job, Options(name))
 
 
 def test_two_runs_on_one_output_are_refused_naming_the_process(tmp_path: Path) -> None:

@@ -256,7 +256,8 @@ class Run:
     def _refuse(self, row: int, fault: Fault) -> None:
         """Record a row, and its copies, that turned out not to fit."""
         for each in (row, *self._copies.get(row, ())):
-            line = self._lines.refusal(each, self._job.problem(each, fault))
+            metadata = self._job.request(each).metadata
+            line = self._lines.refusal(each, self._job.problem(each, fault), metadata)
             self._journal.append(line, Record(each, False))
 
 

@@ -42,7 +42,7 @@ class LineWriter:
             error["param"] = failed.param
         return self._line(row, custom_id, metadata, b"null", _encode(error))
 
-    def refusal(self, row: int, problem: Problem) -> bytes:
+    def refusal(self, row: int, problem: Problem, metadata: Mapping[str, Any] | None = None) -> bytes:
         """A line of input that cannot run, in the shape of a 400 answer; ``line`` is given where there is no
         custom_id to find it by."""
         named = f"{problem.file}:{problem.line}: {problem.message}." + (f" {problem.fix}" if problem.fix else "")
@@ -54,7 +54,7 @@ class LineWriter:
         }
         extra = {"line": problem.line} if problem.custom_id is None else {}
         response = self._response(row, 400, _encode({"error": error}))
-        return self._line(row, problem.custom_id, {}, response, b"null", extra)
+        return self._line(row, problem.custom_id, metadata or {}, response, b"null", extra)
 
     def _id(self, row: int, kind: str) -> bytes:
         digest = self._seed.copy()
