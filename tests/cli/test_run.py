@@ -123,7 +123,8 @@ def test_failed_rows_are_kept_or_run_again_as_asked(tmp_path: Path) -> None:
         assert result.exit_code == 1 and "2 x too silly (custom_id 'id-3')" in result.output
         assert [line["custom_id"] for line in read_lines(tmp_path / "out.errors.jsonl")] == ["id-3", "id-7"]
         broken, sent = False, len(server.calls)
-        assert run(server, tmp_path, path).exit_code == 1 and len(server.calls) == sent
+        result = run(server, tmp_path, path)
+        assert result.exit_code == 1 and len(server.calls) == sent and "--retry-failed all runs" in result.output
         assert run(server, tmp_path, path, "--retry-failed", "all").exit_code == 0 and len(server.calls) == sent + 2
     assert len(answers(tmp_path)) == 12 and not (tmp_path / "out.errors.jsonl").exists()
 

@@ -24,6 +24,7 @@ from plait.report.metrics import TRUNCATED, LiveStats, Numbers, Summary
 from plait.report.steps_left import StepsLeft
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
 from plait.run.history import History, basis
+from plait.run.journal import ANSWERED
 from plait.run.prepare import Overflow, Prepared, Tokenizer, asked_tokens, prepare, with_cap
 from plait.scheduler import Scheduler
 from plait.table import I64, RequestTable
@@ -158,15 +159,16 @@ def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch,
             if run.adopted:
                 say(f"{run.adopted:,} results without a journal were taken over, matched by custom_id")
             if run.complete:
-                say(_why_nothing_runs(job))
+                say(_why_nothing_runs(job, run))
                 return Report(run.finish(), adopted=run.adopted, truncated=run.state.finish_reasons[TRUNCATED])
             return _execute(batch, place, job, run, watch, say)
 
 
-def _why_nothing_runs(job: Job) -> str:
+def _why_nothing_runs(job: Job, run: Run) -> str:
     if job.bad.all():
         return "nothing to run: no line of the input is a request that can run"
-    return "nothing left to run: every request has been recorded by an earlier run"
+    again = "; --retry-failed all runs the failed ones again" if np.any(run.state.status > ANSWERED) else ""
+    return f"nothing left to run: every request has been recorded by an earlier run{again}"
 
 
 def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch, say: Say) -> Report:

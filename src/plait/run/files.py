@@ -16,6 +16,8 @@ from pathlib import Path
 from plait.errors import JournalError, UsageError
 
 BUFFER_BYTES = 1 << 20
+NOT_JSONL = frozenset((".gz", ".zst", ".csv", ".parquet"))
+"""Endings that promise another form than what is written."""
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file is too large"}
 
 
@@ -30,10 +32,13 @@ class RunFiles:
 
     @staticmethod
     def of(output: str | Path) -> RunFiles:
-        """Paths that belong to an output path. Raises UsageError if it is a folder or lies in none."""
+        """Paths that belong to an output path. Raises UsageError if it is a folder, lies in none, or has the ending of
+        another format."""
         path = Path(output)
         if not path.name or path.is_dir():
             raise UsageError(f"{output}: the output must be a file, this is a folder")
+        if str(output) == "-" or path.suffix in NOT_JSONL:
+            raise UsageError(f"{output}: the output is a file of plain JSONL; name it like results.jsonl")
         if not path.parent.is_dir():
             raise UsageError(f"{output}: the folder {path.parent} does not exist; make it first")
         path = path.resolve()  # a link stays a link: what it points to is replaced
