@@ -15,7 +15,8 @@ WIDTH = 110
 INTRODUCTION = """# Command line
 
 Made by `docs/make_cli.py`. Exit codes: 0 done, 1 some requests failed, 2 usage or input error, 3 the engine gave up,
-130 interrupted. After 3 and 130, run the same command again to go on.
+or the run's files cannot be written or are another run's, 130 interrupted. After 3 and 130, run the same command
+again to go on.
 """
 
 
