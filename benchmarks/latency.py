@@ -87,7 +87,7 @@ def work(options: argparse.Namespace, tokenizer: Tokenizer) -> Work:
     texts: dict[str, None] = {}
     at = 0
     for tokens in prompt.tolist():
-        text, ids = "", []
+        text, ids = "", list[int]()
         while len(ids) < tokens or text in texts:  # short prompts are all different too: equal ones would run once
             if at == len(encoded):
                 raise ValueError(f"the questions end after {len(texts)} prompts; lower --requests or --prompt-scale")

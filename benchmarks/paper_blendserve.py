@@ -220,7 +220,7 @@ def random_mix(n: int, seed: int) -> Trace:
 
 def small_jobs(bench: Bench) -> dict[str, Any]:
     """20k, 40k, 100k requests against the bound with the critical path."""
-    found = {}
+    found: dict[str, Any] = {}
     for n, target in ((20_000, 85), (40_000, 88), (100_000, 93)):
         runs = [bench.run(synthetic(*SYNTHETIC[name], n, 0, name), "blend", note="small job") for name in SYNTHETIC]
         shares = [100 * run["bound"] for run in runs]

@@ -23,6 +23,7 @@ from plait.data.workloads import workload
 from plait.events import Capacity
 from plait.lengths import Lengths
 from plait.model.steptime import PAPER_KV_TOKENS, paper_a100_8b
+from plait.scheduling import virtual
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 REPETITIONS = 3
@@ -33,7 +34,7 @@ class Loop:
     """The compiled loop with a stopwatch."""
 
     def __init__(self) -> None:
-        self._loop, self.seconds = simulator.loop, 0.0
+        self._loop, self.seconds = virtual.loop, 0.0
 
     def __call__(self, *arguments: Any) -> bool:
         begin = time.process_time()
@@ -59,7 +60,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=400_000)
     trace, small = workload("T1", parser.parse_args().requests), workload("T1", 20_000)
-    simulator.loop = loop = Loop()
+    loop = Loop()
+    vars(simulator)["loop"] = loop
     found: dict[str, dict[str, float]] = {}
     for policy, target in TARGETS.items():
         for knowledge in ("known", "sampled"):

@@ -169,6 +169,15 @@ def test_a_failed_line_without_an_id_is_named_by_its_place_and_nothing_is_said_o
     assert "requests.jsonl:1)" in result.output and "None" not in result.output
 
 
+def test_before_a_run_it_is_said_how_many_lines_cannot_run_and_what_looks_wrong(tmp_path: Path) -> None:
+    row = json.dumps({"prompt": "hello", "temperture": 0.5})
+    with serving() as server:
+        result = run(server, tmp_path, write_batch(tmp_path, ["{", *[row] * 7]), "--model", "m")
+    said = result.output[: result.output.index("planning")]
+    assert "1 of 8 requests cannot run" in said and "requests.jsonl:2 (custom_id 'row-2'): warning: " in said
+    assert said.count("Did you mean temperature?") == 5 and "and more warnings" in said
+
+
 def test_quiet_alone_prints_nothing(tmp_path: Path) -> None:
     with serving() as server:
         assert run(server, tmp_path, write_batch(tmp_path, LINES), "--quiet").output == ""

@@ -26,7 +26,7 @@ def order_of(name: str, seed: int, n: int, overlapped: bool) -> Order:
 
 def all_rows(order: Order) -> list[int]:
     """Both sides together."""
-    return order.rows.tolist() + ([] if order.right is None else order.right.tolist())
+    return [*order.rows.tolist(), *([] if order.right is None else order.right.tolist())]
 
 
 @given(st.integers(0, 1000), st.integers(1, 60), st.booleans(), st.floats(0, 1))

@@ -24,6 +24,7 @@ from plait.run.batch import lengths_before
 from plait.run.embedded import Embedded
 from plait.run.files import RunFiles, replace_file
 from plait.run.history import basis
+from plait.run.notices import notices
 from plait.run.prepare import Prepared, prepare
 
 
@@ -61,6 +62,8 @@ def command(
         tempfile.TemporaryDirectory(prefix="plait-plan-") as workdir,
         open_job(files, workdir, allow_duplicates) as job,
     ):
+        for line in notices(job):
+            click.echo(f"plait: {line}", err=True)
         good = np.flatnonzero(~job.bad)
         capacity = embedded.machine.capacity
         ready = prepare(

@@ -210,7 +210,8 @@ def _writing(target: Path) -> Iterator[BinaryIO]:
         with target.open("wb") as out:
             yield out
     except OSError as error:
-        raise JournalError(f"{target}: the copy of the input cannot be written: {error.strerror}") from None
+        fix = "make room, or set TMPDIR to a folder that has room"
+        raise JournalError(f"{target}: the copy of the input cannot be written: {error.strerror}; {fix}") from None
 
 
 def _refuse_other_text(head: bytes, name: str) -> None:

@@ -220,8 +220,8 @@ class Lengths:
         sample = np.concatenate((picked, others[rank < lacking[of_row[others]]]))
         known = (self.state.finished + self.state.running).sum(axis=1) >= CLASS_SAMPLES
         fixed = self.state.min_tokens[sample] >= self.state.max_tokens[sample]
-        wanted: I64 = sample[~known[of_row[sample]] & ~fixed]
-        return wanted
+        unknown: I64 = sample[~known[of_row[sample]] & ~fixed]
+        return unknown
 
     def prefix_class(self) -> I64:
         """Nearest class cut by prefix of each row, int64 [n]."""

@@ -24,7 +24,7 @@ from plait.report.metrics import TRUNCATED, LiveStats, Numbers, Summary
 from plait.report.steps_left import StepsLeft
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
 from plait.run.history import History, basis
-from plait.run.journal import ANSWERED
+from plait.run.notices import notices, why_nothing_runs
 from plait.run.prepare import Overflow, Prepared, Tokenizer, asked_tokens, prepare, with_cap
 from plait.scheduler import Scheduler
 from plait.table import I64, RequestTable
@@ -155,20 +155,15 @@ def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch,
     ):
         if batch.strict and job.bad.any():
             raise InputError(_listed(str(p) for p in job.iter_problems() if p.severity == "error"))
+        for line in notices(job):
+            say(line)
         with open_run(job, options) as run:
             if run.adopted:
                 say(f"{run.adopted:,} results without a journal were taken over, matched by custom_id")
             if run.complete:
-                say(_why_nothing_runs(job, run))
+                say(why_nothing_runs(job, run.state))
                 return Report(run.finish(), adopted=run.adopted, truncated=run.state.finish_reasons[TRUNCATED])
             return _execute(batch, place, job, run, watch, say)
-
-
-def _why_nothing_runs(job: Job, run: Run) -> str:
-    if job.bad.all():
-        return "nothing to run: no line of the input is a request that can run"
-    again = "; --retry-failed all runs the failed ones again" if np.any(run.state.status > ANSWERED) else ""
-    return f"nothing left to run: every request has been recorded by an earlier run{again}"
 
 
 def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch, say: Say) -> Report:

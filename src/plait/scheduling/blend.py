@@ -20,6 +20,9 @@ RIGHT_DEVIATIONS = 2.0
 and compute that is not there costs more than a short prompt computed again."""
 USUAL_FILL = 0.9
 """Share of the cache that is in use, on average, once it has filled up."""
+LONGER = 5.0
+"""How many times as long as the estimates say the last rows may run: a sample misses the longest answers, and compute
+that is done too early leaves their steps with nothing to hide, which costs more than compute that is done late."""
 BACKLOG_STEPS = 2.0
 """Steps' worth of prefill kept ready, so that a step is never short of it."""
 
@@ -53,7 +56,7 @@ def targets(c: Records, right_waits: bool) -> tuple[float, float, float]:
     if c.steps_left <= 0.0:
         return float(c.chunk - c.decoding), float(c.chunk - c.decoding), 0.0
     left = (c.size_left - c.head_left) / max(1, c.size_left)
-    wanted_s = max(max(c.weights_s, memory_s), left * c.left_compute / c.steps_left)
+    wanted_s = max(max(c.weights_s, memory_s), left * c.left_compute / (LONGER * c.steps_left))
     return prefill_for(c, max(wanted_s, full_s)), prefill_for(c, wanted_s), 0.0
 
 

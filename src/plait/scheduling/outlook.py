@@ -46,7 +46,7 @@ def chances(survival: F64, grid_tokens: I64, tau: F64, out: F64) -> None:
 def _place(grid_tokens: I64, x: float) -> tuple[int, float]:
     """(j, share): x lies between grid points j and j + 1, that share of the way; the last point stands for all beyond
     it."""
-    j = np.searchsorted(grid_tokens, x, side="right") - 1
+    j = int(np.searchsorted(grid_tokens, x, side="right")) - 1
     if j + 1 >= len(grid_tokens):
         return len(grid_tokens) - 2, 1.0
     return j, (x - grid_tokens[j]) / (grid_tokens[j + 1] - grid_tokens[j])

@@ -51,7 +51,7 @@ class Planner:
         self._take_curves()
         scalars = self.state.scalars[0]
         scalars["exact"] = lengths.exact
-        self._observed = round(lengths.state.finished.sum() - lengths.begun_with)
+        self._observed = round(float(lengths.state.finished.sum() - lengths.begun_with))
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
         self._next_replan = max(FIRST_REPLAN, len(self._sample), int(self._observed * REPLAN_GROWTH))
         self._group = root_child(view.tree)
@@ -108,11 +108,9 @@ class Planner:
             self.refresh_lengths()
 
     def _replan_after(self) -> int:
-        """Answers to wait for. Orders that ignore lengths stand, and the dual scan's."""
+        """Answers to wait for. Orders that ignore lengths stand."""
         order = self.order
         if order is None or (order.right is None and order.key is None and not order.finish_groups):
-            return NEVER
-        if order.kernel == "dual-scan":  # as published: the order is made once, from the sample
             return NEVER
         return max(self._observed + 1, int(self._observed * REPLAN_GROWTH))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait._numba import njit
 from plait.model.steptime import StepTime
@@ -70,7 +71,8 @@ class Queues:
         output = state.expected[rows]
         compute = st.gemm_s_per_token * (private + output) + st.prefill_attn_s * private * (prompt - private / 2)
         memory = st.kv_read_s_per_token * output * (prompt + output / 2)
-        return np.maximum(compute, memory)
+        longer: F64 = np.maximum(compute, memory)
+        return longer
 
     def room_tokens(self) -> int:
         """KV tokens that this rank could take now."""
@@ -78,7 +80,8 @@ class Queues:
 
     def footprint(self, rows: I64) -> F64:
         """KV tokens of rows half-way through their answers, float64 [k]."""
-        return self._state.rows["private"][rows] + self._state.expected[rows] / 2
+        half: F64 = self._state.rows["private"][rows] + self._state.expected[rows] / 2
+        return half
 
     def units(self, rows: I64) -> tuple[I64, I64]:
         """Prefix group of each of ``rows``, int64 [k], numbered in order of appearance, and 1 for groups of which
@@ -138,7 +141,7 @@ def steal(ranks: Sequence[Queues]) -> list[tuple[int, int, I64]]:
 
 
 @njit
-def _every_other(unit: I64, begun: I64, seconds: F64, footprint: F64, share: float, room: float) -> F64:
+def _every_other(unit: I64, begun: I64, seconds: F64, footprint: F64, share: float, room: float) -> NDArray[np.bool_]:
     """Mask of the rows to take, bool [k]: groups in order, as long as less than their share of what was seen so far is
     taken; ``share`` seconds and ``room`` KV tokens at most. Begun groups only if all are, and then row by row."""
     k = len(unit)
