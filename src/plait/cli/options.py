@@ -79,7 +79,7 @@ POOL = (
         metavar="FILE",
         help="More endpoints, one URL a line; read again when it changes, so that servers can come and go meanwhile.",
     ),
-    click.option("--http2", is_flag=True, help="Speak HTTP/2 to https endpoints that offer it. Costs more CPU."),
+    click.option("--http2", is_flag=True, help="Speak HTTP/2 to https endpoints that offer it."),
     click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the servers' API key."),
     click.option("--tokenizer", metavar="PATH_OR_ID", help="Count the servers' prompt tokens with this model's files."),
     click.option(

@@ -1,7 +1,6 @@
 """HTTP/2 to https servers that offer it: all requests over few connections. Needs ``pip install 'plait[http2]'``.
 
-It costs several times the CPU of HTTP/1.1 (``benchmarks/servers.py --http2``), so it is used only where it is asked
-for: behind gateways that allow few connections.
+Used only where it is asked for: behind gateways that allow few connections.
 """
 
 from __future__ import annotations
