@@ -298,6 +298,22 @@ def test_stopping_now_leaves_valid_files_and_the_rest_to_do(how: str, tmp_path: 
     assert len(answers(tmp_path)) == 12
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_before_anything_is_sent_ends_with_130_and_leaves_no_temporary_files(
+    number: int, tmp_path: Path
+) -> None:
+    (tmp_path / "temp").mkdir()
+    with LoopbackServer(lambda call: Reply(silent=True)) as server:
+        options = ["-o", tmp_path / "out.jsonl", "--endpoint", server.url]
+        process = spawn("run", write_batch(tmp_path, LINES), *options, env={"TMPDIR": str(tmp_path / "temp")})
+        wait_until(lambda: bool(server.calls))
+        press(process, number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and "interrupted; run the same command again" in said, said
+    assert "Traceback" not in said
+    assert not list((tmp_path / "temp").iterdir()) and not (tmp_path / "out.lock").exists()
+
+
 def test_servers_that_are_gone_end_with_3_and_the_run_goes_on_later(tmp_path: Path) -> None:
     path = write_batch(tmp_path, LINES)
     result = plait("run", path, "-o", tmp_path / "out.jsonl", "--endpoint", "http://127.0.0.1:9/v1")

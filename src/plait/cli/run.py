@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -90,6 +91,7 @@ def command(files: tuple[str, ...], output: str, progress: str, as_json: bool, q
     - is standard input. Run the same command again to go on after an interruption: what is finished is kept.
     """
     say = _quiet if quiet else _say
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C while nothing is sent yet: cleans up too
     try:
         sys.exit(_run(files, output, progress, as_json, quiet, say, given))
     except KeyboardInterrupt:  # before anything was sent, or for the third time

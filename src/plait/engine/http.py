@@ -56,9 +56,13 @@ class HttpPool:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="plait-http", daemon=True)
         self._thread.start()
+        self._transports: list[Transport] = []
+        opening = asyncio.run_coroutine_threadsafe(self._open(), self._loop)
         try:
-            self._dispatcher = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
-        except BaseException:
+            self._dispatcher = opening.result()
+        except BaseException:  # an interrupt too, while a server lets us wait
+            opening.cancel()
+            asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
             self._end_thread()
             raise
         self._capacity = self._find_capacity()
@@ -129,13 +133,12 @@ class HttpPool:
         settings = self.settings
         self._http1: Transport = Http1(settings.connect_timeout_s, self._key)
         self._http2: Transport | None = Http2(settings.connect_timeout_s, self._key) if settings.http2 else None
+        self._transports += [self._http1, *([self._http2] if self._http2 else [])]
         servers = [self._new_server(index, endpoint) for index, endpoint in enumerate(self._endpoints)]
         found = await asyncio.gather(*(server.discover() for server in servers))
         for server, up in zip(servers, found, strict=True):
             server.up = up
         locked = [server.name for server in servers if server.last_status in (401, 403)]
-        if locked or not any(found):
-            await self._hang_up()
         if locked:
             got = f"the key in {self.settings.api_key_env}" if self._key else "a request without a key"
             raise EngineError(f"{', '.join(locked)} refused {got}; name the right variable with --api-key-env")
@@ -159,9 +162,8 @@ class HttpPool:
         await self._hang_up()
 
     async def _hang_up(self) -> None:
-        for transport in (self._http1, self._http2):
-            if transport is not None:
-                await transport.close()
+        for transport in self._transports:
+            await transport.close()
 
     def _emit(self, event: Event) -> None:
         """Hand an event over; the driver's thread is woken once for all events of one turn of the loop."""
