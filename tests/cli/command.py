@@ -53,11 +53,17 @@ def spawn(*arguments: object, env: Mapping[str, str] | None = None) -> subproces
     return subprocess.Popen(
         command,
         start_new_session=True,
+        preexec_fn=_take_interrupts,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(env or {})},
     )
+
+
+def _take_interrupts() -> None:
+    """As in a terminal, even if the tests themselves run in the background, where shells have SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def press(process: subprocess.Popen[str], number: int = signal.SIGINT) -> None:
