@@ -303,10 +303,16 @@ def test_stopping_before_anything_is_sent_ends_with_130_and_leaves_no_temporary_
     number: int, tmp_path: Path
 ) -> None:
     (tmp_path / "temp").mkdir()
-    with LoopbackServer(lambda call: Reply(silent=True)) as server:
+    probed: list[Call] = []
+
+    def behave(call: Call) -> Reply:
+        probed.append(call)
+        return Reply(silent=True)
+
+    with LoopbackServer(behave) as server:
         options = ["-o", tmp_path / "out.jsonl", "--endpoint", server.url]
         process = spawn("run", write_batch(tmp_path, LINES), *options, env={"TMPDIR": str(tmp_path / "temp")})
-        wait_until(lambda: bool(server.calls))
+        wait_until(lambda: bool(probed))
         press(process, number)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130 and "interrupted; run the same command again" in said, said
