@@ -21,6 +21,9 @@ from plait.table import F64
 WINDOW_STEPS = 4096
 """Steps the fit looks back on: enough to average noise, few enough to follow a machine that gets slower."""
 
+TRUSTED_RESIDUAL = 0.5
+"""A fit that misses the typical step by more than half says more about noise than about the machine."""
+
 _FITTED = (
     "gemm_s_per_token",
     "gemm_base_s",

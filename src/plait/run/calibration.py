@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from plait.model.calibrate import Observed, fit_steps
+from plait.model.calibrate import TRUSTED_RESIDUAL, Observed, fit_steps
 from plait.model.steptime import StepTime
 from plait.table import F64
 
-KEEP_BELOW_RESIDUAL = 0.5
-"""A fit that misses the typical step by more than half says more about the noise than about the machine."""
 STEPS_A_RUN, STEPS_KEPT = 200, 600
 """Steps that one run adds, and that are kept in all: about the last three runs."""
 REFERENCE = StepTime(
@@ -53,7 +51,7 @@ def learn_step_time(folder: Path, key: str, steps: F64, prior: StepTime) -> None
     stored = _stored(folder)
     rows = np.concatenate((_kept(stored.get(key)), steps))[-STEPS_KEPT:]
     found = fit_steps(Observed(*rows.T), prior)
-    if found.residual < KEEP_BELOW_RESIDUAL:
+    if found.residual < TRUSTED_RESIDUAL:
         stored[key] = {**found.step_time._asdict(), "steps": rows.tolist()}
         _save(folder, stored)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.events import Step
-from plait.model.calibrate import WINDOW_STEPS, Calibrator, Observed, fit_steps
+from plait.model.calibrate import TRUSTED_RESIDUAL, WINDOW_STEPS, Calibrator, Observed, fit_steps
 from plait.model.steptime import StepTime
 from plait.scheduling.plan import Planner
 from plait.scheduling.state import Records
@@ -11,8 +11,6 @@ from plait.scheduling.state import Records
 FIRST_FIT_STEPS, FIT_GROWTH = 32, 1.25
 """Steps before the first fit, and the factor by which they grow until the next: fitting stays a small, constant share
 of a run."""
-TRUSTED_RESIDUAL = 0.5
-"""A fit that misses the typical step by more than half says more about noise than about the machine."""
 
 
 class LiveStepTime:
