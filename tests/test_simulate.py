@@ -232,10 +232,11 @@ def asked_to_preempt(job: Job, policy: str, allowed: bool) -> int:
     """Rows that the scheduler asks a tight engine to preempt; all rows get done."""
     from dataclasses import replace
 
-    capacity = replace(capacity_for(600), preempts_on_request=allowed)
+    step_time = STEP_TIME._replace(kv_read_s_per_token=1e-5)  # so small a cache takes its time to read
+    capacity = replace(capacity_for(1000), preempts_on_request=allowed)
     lengths = lengths_for(job, "unknown")
-    scheduler = Scheduler(View(job.table, job.tree, lengths.expected, capacity, STEP_TIME), lengths, policy)
-    engine = SimulatedEngine(job.table, job.tree, job.output_tokens, capacity, STEP_TIME)
+    scheduler = Scheduler(View(job.table, job.tree, lengths.expected, capacity, step_time), lengths, policy)
+    engine = SimulatedEngine(job.table, job.tree, job.output_tokens, capacity, step_time)
     asked = 0
     while scheduler.done < job.table.n:
         decision = scheduler.decide(engine.now_s())
@@ -248,9 +249,15 @@ def asked_to_preempt(job: Job, policy: str, allowed: bool) -> int:
     return asked
 
 
+def surprising(prompt_tokens: int) -> Job:
+    """Long answers, fewer tokens than their cap allows, that fill a small cache and keep short answers out."""
+    long = np.arange(100) % 2 == 0
+    table = RequestTable.of(np.where(long, 10, prompt_tokens), np.where(long, 800, 8))
+    return Job(table, PrefixTree.without_sharing(100), np.where(long, 200, 2))
+
+
 @pytest.mark.parametrize("policy", ["blend", "dual-scan"])
 def test_an_engine_is_asked_to_preempt_only_if_it_can(policy: str) -> None:
-    jobs = [small_job(seed, 60, 3) for seed in range(6)]
-    if policy == "dual-scan":  # the blend does so only where memory starves compute for long
-        assert sum(asked_to_preempt(job, policy, allowed=True) for job in jobs) > 0
+    jobs = [surprising(prompt_tokens) for prompt_tokens in (50, 150, 300)]
+    assert sum(asked_to_preempt(job, policy, allowed=True) for job in jobs) > 0
     assert sum(asked_to_preempt(job, policy, allowed=False) for job in jobs) == 0
