@@ -4,10 +4,12 @@
     python benchmarks/servers.py --driver             pool + journal against the leanest client, instant fake server
     python benchmarks/servers.py --memory [--rows N]  peak memory of runs of 10 000 and N (100 000) requests
     python benchmarks/servers.py --http2              HTTP/2 against HTTP/1.1, over TLS
-    python benchmarks/servers.py --llama [--rows 48]  llama.cpp: all at once in file order against ``plait run``
+    python benchmarks/servers.py --llama [--rows 96]  llama.cpp: all at once in file order against ``plait run``
+    python benchmarks/servers.py --vllm [--rows 96]   the same with a plain vLLM server (see servers_vllm.py)
 
-Servers run in processes of their own. CPU is of this process (user + system), the least of several repetitions that
-alternate between the contestants. Results also go to out/servers-*.json.
+Servers run in processes of their own, on a core of their own where there are two. CPU is of a process on one core
+(user + system), the least of several repetitions that alternate between the contestants. Results also go to
+out/servers-*.json.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -40,11 +43,16 @@ URL = "/v1/chat/completions"
 HEADERS = {"Content-Type": "application/json"}
 
 
+def on_core(choose: Callable[[set[int]], int]) -> None:
+    """Keep this process, or one that is just being started, to one of the cores it may use."""
+    os.sched_setaffinity(0, {choose(os.sched_getaffinity(0))})
+
+
 @contextlib.contextmanager
 def instant_server() -> Iterator[str]:
     """Base URL of a fake server that answers every request at once."""
     command = [sys.executable, "-m", "plait.testing_server"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: on_core(max)) as process:
         assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"
@@ -247,25 +255,27 @@ def http2(n: int) -> dict[str, float]:
     return compare(n)
 
 
-def llama(n: int, repeats: int, goals: list[str]) -> dict[str, float]:
-    """See ``servers_llama``."""
-    from servers_llama import compare
+def real(kind: str, n: int, repeats: int, goals: list[str]) -> dict[str, float]:
+    """See ``servers_real``."""
+    from servers_real import compare
 
-    found = {goal: compare(n, repeats, goal) for goal in goals}
+    found = {goal: compare(kind, n, repeats, goal) for goal in goals}
     return {f"{goal}_{name}": value for goal, result in found.items() for name, value in result.items()}
 
 
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("clients", "driver", "memory", "http2", "llama"):
+    for name in ("clients", "driver", "memory", "http2", "llama", "vllm"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--goal", action="append", help="throughput or latency, for --llama (repeatable)")
+    parser.add_argument("--goal", action="append", help="throughput or latency, for --llama and --vllm (repeatable)")
     parser.add_argument("--one-client", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--one-run", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.one_client or options.one_run:
+        on_core(min)
     if options.one_client:
         name, url, n = options.one_client
         print(asyncio.run(cpu_of(name, url, int(n))))
@@ -284,7 +294,8 @@ def main() -> None:
         "driver": lambda: driver(options.rows or 10_000),
         "memory": lambda: memory(options.rows or 100_000),
         "http2": lambda: http2(options.rows or 2000),
-        "llama": lambda: llama(options.rows or 48, options.repeats, options.goal),
+        "llama": lambda: real("llama", options.rows or 96, options.repeats, options.goal),
+        "vllm": lambda: real("vllm", options.rows or 96, options.repeats, options.goal),
     }
     chosen = [name for name in jobs if getattr(options, name)] or ["clients", "driver", "memory"]
     OUT.mkdir(exist_ok=True)

@@ -98,7 +98,9 @@ def main() -> None:
     config = hypercorn.config.Config()
     config.bind, config.keyfile, config.certfile = ["localhost:0"], str(folder / "key.pem"), str(folder / "cert.pem")
     config.loglevel = "CRITICAL"
+    config.keep_alive_max_requests = sys.maxsize  # by default it hangs up after 1000, on every stream at once
     sockets = config.create_sockets()
+    sockets.secure_sockets[0].listen()  # who comes before the server is there waits
     config.create_sockets = lambda: sockets  # type: ignore[method-assign]
     print(sockets.secure_sockets[0].getsockname()[1], flush=True)
     asyncio.run(hypercorn.asyncio.serve(cast(Any, app), config))

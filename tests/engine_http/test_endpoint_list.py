@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def listing_of(path: Path, *urls: str) -> Path:
 def test_the_list_skips_comments_and_names_the_line_that_is_no_url(tmp_path: Path) -> None:
     path = tmp_path / "endpoints.txt"
     path.write_text("# a\n\n http://a:1/v1 \nhttp://a:1/v1\nhttps://b/v1\n")
-    listing = EndpointList(path)
+    listing = EndpointList(path, keyed=False)
     assert listing.read() == ("http://a:1/v1", "https://b/v1")
     assert listing.changed() is None
     path.write_text("http://c:1/v1\nftp://user:secret@d\n")
@@ -116,6 +117,20 @@ def test_the_list_skips_comments_and_names_the_line_that_is_no_url(tmp_path: Pat
     assert listing.changed() is None
     with pytest.raises(UsageError, match="cannot be read"):
         listing.read()
+
+
+def test_a_key_and_a_password_of_an_endpoint_are_refused_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIT_TEST_KEY", "sk")
+    url = "http://me:secret@a/v1"
+    for given in (
+        settings(url, api_key_env="PLAIT_TEST_KEY"),
+        settings(endpoints_file=listing_of(tmp_path / "e", url)),
+    ):
+        with pytest.raises(UsageError, match=r"endpoint 'http://a/v1' has a user .* or --api-key-env out") as caught:
+            HttpPool(replace(given, api_key_env="PLAIT_TEST_KEY"))
+        assert "secret" not in str(caught.value)
 
 
 def test_an_empty_list_and_no_endpoint_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import socket
 import threading
 import time
 from collections import Counter
@@ -281,6 +282,22 @@ def test_a_pool_whose_servers_never_answered_is_not_opened() -> None:
         HttpPool(settings(server.url))
 
 
+def test_a_server_that_takes_no_connection_is_given_up_in_time_and_the_others_do_the_work() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, LoopbackServer() as good:
+        address = full.getsockname()
+        taken = [socket.socket() for _ in range(4)]  # nobody accepts: its queue is full
+        for client in taken:
+            client.setblocking(False)
+            client.connect_ex(address)
+        start_s = time.monotonic()
+        limits = settings(f"http://127.0.0.1:{address[1]}/v1", good.url, connect_timeout_s=0.3)
+        ended = run([chat(row) for row in range(8)], limits)
+        assert time.monotonic() - start_s < 5 and len(good.calls) == 8
+        assert all(content(event) for event in ended.values())
+        for client in taken:
+            client.close()
+
+
 def test_a_server_that_is_down_at_the_start_is_used_once_it_is_there() -> None:
     with LoopbackServer() as up, LoopbackServer() as late:
         late.kill()
@@ -452,6 +469,18 @@ def test_never_more_tokens_a_minute_than_a_user_allows() -> None:
         spent += sum(e.prompt_tokens + e.output_tokens for e in pool.poll(0.2) if isinstance(e, Finished))
         pool.close()
     assert 500 < spent <= 1000 and len(asked) < 12
+
+
+def test_tokens_of_an_answer_that_was_cut_off_count_as_spent() -> None:
+    def behave(call: Call) -> Reply:
+        return FAULTS["truncated-json"]() if call.method == "POST" and call.index < 8 else echo(call)
+
+    with LoopbackServer(behave) as server:
+        pool = HttpPool(settings(server.url, tpm=1000, retries=20))
+        pool.submit([chat(row, max_tokens=90) for row in range(40)])
+        time.sleep(0.5)
+        pool.close()
+        assert 5 < len(server.calls) < 12
 
 
 def test_two_servers_share_what_the_user_allows_in_flight() -> None:

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from plait.engine import http
+from plait.engine.health import Health
 from plait.engine.http import HttpPool
+from plait.engine.servers import Server
+from plait.engine.transport import CutOffError, Reply
 from plait.errors import EngineError
 from plait.events import Finished
 from plait.testing_server import Call, answer, models
@@ -55,6 +59,7 @@ def served(authority: Any, tmp_path: Path) -> Iterator[tuple[str, Seen]]:
     seen: Seen = []
     port: list[int] = []
     sockets = config.create_sockets()
+    sockets.secure_sockets[0].listen()  # who comes before the server is there waits
     config.create_sockets = lambda: sockets  # type: ignore[method-assign]
     port.append(sockets.secure_sockets[0].getsockname()[1])
     loop = asyncio.new_event_loop()
@@ -115,6 +120,51 @@ def test_a_stream_that_breaks_off_is_retried(served: tuple[str, Seen]) -> None:
     ended = endings(collect(pool, 1))
     pool.close()
     assert isinstance(ended[0], Finished) and content(ended[0]) == "cut"
+
+
+class Cutting:
+    """A transport that cuts off the first eight requests, all at the same time."""
+
+    shares_connections = True
+
+    def __init__(self, connect_timeout_s: float, api_key: str | None) -> None:
+        self.together = asyncio.Barrier(8)
+        self.sent = 0
+
+    async def post(self, url: str, body: bytes) -> Reply:
+        self.sent += 1
+        if self.sent <= 8:
+            await self.together.wait()
+            raise CutOffError("the connection ended")
+        return Reply(200, {}, b"{}")
+
+    async def get(self, url: str, timeout_s: float) -> Reply:
+        return Reply(200, {}, b"{}")
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_connection_that_ends_with_all_its_requests_is_not_a_server_that_died(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ejected: list[str] = []
+    eject = Health.eject
+
+    def note(self: Health, server: Server) -> None:
+        ejected.append(server.name)
+        eject(self, server)
+
+    monkeypatch.setattr(Cutting, "shares_connections", shared)
+    monkeypatch.setattr(http, "Http1", Cutting)
+    monkeypatch.setattr(Health, "eject", note)
+    pool = HttpPool(settings("http://a/v1"))
+    pool.submit([chat(row) for row in range(8)])
+    ended = endings(collect(pool, 8))
+    pool.close()
+    assert all(isinstance(event, Finished) for event in ended.values()) and len(ended) == 8
+    assert bool(ejected) != shared
 
 
 def test_without_being_asked_for_https_is_spoken_in_http_1(served: tuple[str, Seen]) -> None:

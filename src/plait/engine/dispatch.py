@@ -22,6 +22,8 @@ from plait.errors import EngineError
 from plait.events import Event, Failed, Finished, Preempted, Started
 from plait.table import NO_LIMIT
 
+UNSPENT = frozenset({"rate_limited", "connection_failed"})
+"""Faults after which the server has surely not counted the request's tokens."""
 SUSPECT_AFTER = 2
 """Crashes a request must have been part of to be run alone."""
 
@@ -249,7 +251,8 @@ class Dispatcher:
             message = f"the server died each of the {flight.crashes + 1} times it had this request: {outcome.message}"
             self.fail(flight, Fault("engine_killed", message), retryable=False)
         else:
-            self.tokens.correct(flight.charge, -flight.reserve_tokens)
+            if outcome.code in UNSPENT:
+                self.tokens.correct(flight.charge, -flight.reserve_tokens)
             self.retries.faulted(flight, server, outcome, self.now_s())
 
     def _answered(self, flight: Flight, server: Server, answer: Answer) -> None:

@@ -9,14 +9,14 @@ from plait.errors import UsageError
 
 
 class EndpointList:
-    """Blank lines and lines that begin with # are skipped."""
+    """Blank lines and lines that begin with # are skipped. ``keyed``: an API key is sent to all of them."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, keyed: bool) -> None:
+        self.path, self.keyed = path, keyed
         self._stamp: tuple[int, int] | None = None
 
     def read(self) -> tuple[str, ...]:
-        """The endpoints. Raises UsageError for a file that cannot be read and for the first line that is no URL."""
+        """The endpoints. Raises UsageError for a file that cannot be read and the first line that cannot be used."""
         try:
             found = self.path.stat()
             text = self.path.read_text("utf-8")
@@ -28,7 +28,7 @@ class EndpointList:
             endpoint = line.strip()
             if not endpoint or endpoint.startswith("#"):
                 continue
-            fault = endpoint_fault(endpoint)
+            fault = endpoint_fault(endpoint, self.keyed)
             if fault:
                 raise UsageError(f"{self.path}:{number}: {fault}")
             endpoints.append(endpoint)

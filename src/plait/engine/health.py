@@ -42,8 +42,9 @@ class Health:
         """Since when no server is up; -1 while one is."""
 
     def cut_off(self, flight: Flight, server: Server) -> None:
-        """A flight's connection broke: find out whether it was alone in that."""
+        """A flight's connection broke: find out whether it was alone in that. Those cut off together are one fault."""
         if not server.wave:
+            server.failures += 1
             server.wave = frozenset(self.balancer.members[server.index].in_flight | {flight})
             server.dropped.clear()
             self.spawn(self._judge_wave(server))
@@ -53,7 +54,7 @@ class Health:
         """Was it one connection, or the whole server?"""
         await asyncio.sleep(WAVE_S)
         wave, server.wave = server.wave, frozenset()
-        all_cut = len(wave) > 1 and wave <= server.dropped
+        all_cut = len(wave) > 1 and wave <= server.dropped and not server.transport.shares_connections
         if not all_cut and await server.alive():
             return
         server.window.refused(self.now_s(), self.now_s(), len(wave))

@@ -23,10 +23,12 @@ def check_installed() -> None:
 class Http2:
     """See ``Transport``. A server that does not offer HTTP/2 is spoken to in HTTP/1.1. Make it inside the loop."""
 
+    shares_connections = True
+
     def __init__(self, connect_timeout_s: float, api_key: str | None) -> None:
         import httpx
 
-        self._httpx = httpx
+        self._httpx, self._connect_timeout_s = httpx, connect_timeout_s
         self._client = httpx.AsyncClient(
             http2=True,
             verify=ssl.create_default_context(),
@@ -46,7 +48,7 @@ class Http2:
     async def get(self, url: str, timeout_s: float) -> Reply:
         """See ``Transport``."""
         try:
-            reply = await self._client.get(url, timeout=timeout_s)
+            reply = await self._client.get(url, timeout=self._httpx.Timeout(timeout_s, connect=self._connect_timeout_s))
         except self._httpx.HTTPError as error:
             raise self._translated(error) from error
         return Reply(reply.status_code, reply.headers, reply.content)

@@ -61,7 +61,7 @@ class HttpSettings:
         if not self.endpoints and self.endpoints_file is None:
             raise UsageError("no endpoint given; use --endpoint http://HOST:PORT/v1")
         for endpoint in self.endpoints:
-            fault = endpoint_fault(endpoint)
+            fault = endpoint_fault(endpoint, self.api_key_env is not None)
             if fault:
                 raise UsageError(fault)
         for name in ("max_concurrency", "rpm", "tpm", "retries", "run_retries", "kv_tokens", "block_tokens"):
@@ -75,7 +75,7 @@ class HttpSettings:
         """The file of endpoints, if there is one."""
         from plait.engine.endpoint_list import EndpointList
 
-        return None if self.endpoints_file is None else EndpointList(self.endpoints_file)
+        return None if self.endpoints_file is None else EndpointList(self.endpoints_file, self.api_key_env is not None)
 
     def api_key(self) -> str | None:
         """The key from the environment. Raises UsageError if the variable is named but empty."""
@@ -87,10 +87,15 @@ class HttpSettings:
         return key
 
 
-def endpoint_fault(endpoint: str) -> str:
-    """What is wrong with an endpoint; empty if nothing is."""
+def endpoint_fault(endpoint: str, keyed: bool) -> str:
+    """What is wrong with an endpoint; empty if nothing is. ``keyed``: an API key is sent there."""
     try:
         parts = urlsplit(endpoint)
+        if keyed and "@" in parts.netloc:
+            return (
+                f"endpoint '{endpoint_name(endpoint)}' has a user and a password of its own, and requests have room "
+                "for one authorization: leave these or --api-key-env out"
+            )
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         usable = False

@@ -83,9 +83,10 @@ class Retries:
             self._refused(flight, fault, now_s)
             return
         server.last_error = fault.message
-        server.failures += 1
         if fault.code == "disconnected":
             self.health.cut_off(flight, server)
+        else:
+            server.failures += 1
         if server.failures >= EJECT_AFTER or fault.code == "connection_failed":
             self.health.eject(server)
         if fault.code == "connection_failed" and flight.unreached < UNREACHED:

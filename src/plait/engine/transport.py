@@ -45,6 +45,9 @@ class CutOffError(TransportError):
 class Transport(Protocol):
     """All methods raise TransportError and nothing else; redirects are not followed."""
 
+    shares_connections: bool
+    """Requests in flight at a server share a connection: that they are all cut off together says nothing of it."""
+
     async def post(self, url: str, body: bytes) -> Reply:
         """Send a JSON body and wait for the reply as long as it takes."""
 
@@ -63,7 +66,10 @@ def json_headers(api_key: str | None) -> dict[str, str]:
 class Http1:
     """HTTP/1.1 with as many kept connections as there are requests in flight. Make it inside the loop."""
 
+    shares_connections = False
+
     def __init__(self, connect_timeout_s: float, api_key: str | None) -> None:
+        self._connect_timeout_s = connect_timeout_s
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=ssl.create_default_context()),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
@@ -86,7 +92,7 @@ class Http1:
 
     async def get(self, url: str, timeout_s: float) -> Reply:
         """See ``Transport``."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._connect_timeout_s)
         try:
             async with self._session.get(url, timeout=timeout, allow_redirects=False) as reply:
                 return Reply(reply.status, reply.headers, await reply.read())

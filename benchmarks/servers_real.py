@@ -1,13 +1,14 @@
-"""``plait run`` through HTTP against the same requests all at once in file order, on a real llama.cpp server.
+"""``plait run`` through HTTP against the same requests all at once in file order, on real servers whose KV cache binds.
 
-Imported by ``benchmarks/servers.py``. Every run gets a fresh server in a process of its own; its cache of prompts in
-host memory is off, so that what the slots hold is all that can be reused. Times are of the whole command, start-up,
-planning and final files included.
+Imported by ``benchmarks/servers.py``. Every run finds a server with nothing cached: a new llama.cpp, without its cache
+of prompts in host memory, or a vLLM (see ``servers_vllm``) whose prefix cache was cleared. Times are of the whole
+command, start-up, planning and final files included.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import random
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +28,35 @@ import numpy as np
 from plait.data.tokenize import Tokenizer
 from plait.engine.models import find_model
 from plait.testing_llama import llama_server
-from plait.tree.build import build_tree
-from plait.tree.sharing import sharing_ratio
+from servers_vllm import vllm_server
 
 URL = "/v1/chat/completions"
 PROMPTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "prompts"
-SLOTS, CONTEXT_TOKENS, THREADS = 4, 6144, 2
+SLOTS, KV_TOKENS, THREADS = 4, 6144, 2
 GROUPS = 8
-SHORT_TOKENS, LONG_TOKENS = 8, 96
+SHORT_TOKENS, LONG_TOKENS, LONG_SHARE = 8, 96, 0.25
+WARM_UP = 16
+"""Requests of the first pass, which is discarded."""
+
+
+@contextlib.contextmanager
+def llama() -> Iterator[Callable[[], str]]:
+    """A function that starts llama.cpp anew, in place of the one before, and returns its base URL."""
+    with contextlib.ExitStack() as present:
+
+        def fresh() -> str:
+            present.close()
+            return present.enter_context(llama_server(find_model().path, SLOTS, KV_TOKENS, THREADS))
+
+        yield fresh
+
+
+Fresh = Callable[[], AbstractContextManager[Callable[[], str]]]
+KINDS: dict[str, tuple[Fresh, int]] = {
+    "llama": (llama, 1),
+    "vllm": (lambda: vllm_server(str(find_model().path), KV_TOKENS), 128),
+}
+"""How to get a server with nothing cached, and tokens in a block of its prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +72,10 @@ class Run:
     output: int
 
 
-def requests(n: int, long_share: float, seed: int) -> list[dict[str, Any]]:
-    """Bodies of n shuffled requests, ``n / 8`` of each of eight groups of BBH and GSM8K with few-shot prefixes."""
+def requests(n: int, goal: str, seed: int) -> list[dict[str, Any]]:
+    """Bodies of n shuffled requests, ``n / 8`` of each of eight groups of BBH and GSM8K with few-shot prefixes. All
+    answers are short, or for the goal ``latency`` a quarter of them long."""
+    long_share = LONG_SHARE if goal == "latency" else 0.0
     found: dict[str, list[str]] = {}
     for name in ("bbh_cot_3shot_15tasks.jsonl.gz", "gsm8k_8shot.jsonl.gz"):
         with gzip.open(PROMPTS / name, "rt", encoding="utf-8") as file:
@@ -71,13 +97,20 @@ def requests(n: int, long_share: float, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def best_share(bodies: list[dict[str, Any]]) -> float:
-    """Share of the prompt tokens that depth-first order with an unlimited cache need not compute."""
+def best_share(bodies: list[dict[str, Any]], block_tokens: int) -> float:
+    """Share of the prompt tokens that depth-first order with an unlimited cache of whole blocks need not compute. The
+    last token of a prompt is always computed."""
     tokenizer = Tokenizer.load(find_model().path)
-    ids = [np.asarray(each, np.int32) for each in tokenizer.encode_many([(URL, body) for body in bodies])]
-    lengths = np.array([len(each) for each in ids], np.int64)
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    return sharing_ratio(build_tree(np.concatenate(ids), offsets), lengths)
+    seen: set[int] = set()
+    asked = cached = 0
+    for each in tokenizer.encode_many([(URL, body) for body in bodies]):
+        ids, key = np.asarray(each, np.int32), 0
+        asked += len(ids)
+        for start in range(0, len(ids) - block_tokens, block_tokens):
+            key = hash((key, ids[start : start + block_tokens].tobytes()))
+            cached += block_tokens * (key in seen)
+            seen.add(key)
+    return cached / asked
 
 
 def all_at_once(url: str, bodies: list[dict[str, Any]]) -> Run:
@@ -128,19 +161,21 @@ def _run(wall_s: float, mean_s: float, answers: list[dict[str, Any]]) -> Run:
     return Run(wall_s, mean_s, asked, cached, output)
 
 
-def compare(n: int, repeats: int, goal: str) -> dict[str, float]:
-    """Interleaved runs; the first of each is discarded, the fastest of the rest counts."""
-    bodies = requests(n, 0.25 if goal == "latency" else 0.0, seed=1)
+def compare(kind: str, n: int, repeats: int, goal: str) -> dict[str, float]:
+    """Interleaved runs of each; a short first one is discarded, the fastest of the rest counts."""
+    bodies = requests(n, goal, seed=1)
+    served, block_tokens = KINDS[kind]
     runs: dict[str, list[Run]] = {"all at once": [], "plait": []}
-    for repeat in range(repeats + 1):
-        for name, done in runs.items():
-            with llama_server(find_model().path, SLOTS, CONTEXT_TOKENS, THREADS) as url:
-                run = all_at_once(url, bodies) if name == "all at once" else through_plait(url, bodies, goal)
-            if repeat:
-                done.append(run)
-            print(f"{goal} {name:12} {run}", flush=True)
+    with served() as fresh:
+        for repeat in range(repeats + 1):
+            for name, done in runs.items():
+                url, asked = fresh(), bodies if repeat else bodies[:WARM_UP]
+                run = all_at_once(url, asked) if name == "all at once" else through_plait(url, asked, goal)
+                if repeat:
+                    done.append(run)
+                print(f"{kind} {goal} {name:12} {run}", flush=True)
     base, ours = (min(done, key=lambda run: run.wall_s) for done in runs.values())
-    best = best_share(bodies)
+    best = best_share(bodies, block_tokens)
     result = {
         "time_ratio": ours.wall_s / base.wall_s,
         "mean_completion_ratio": ours.mean_s / base.mean_s,
