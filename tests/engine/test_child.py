@@ -42,6 +42,17 @@ def test_messages_of_any_size_come_back_whole() -> None:
         child.send(b"")
 
 
+def test_a_child_that_answers_while_more_is_sent_blocks_nobody() -> None:
+    child = Child("tests.engine.echo_child")
+    texts = [bytes([i % 256]) * 1000 for i in range(4000)]  # far more than the socket's buffers hold
+    child.send(b"".join(framed(text) for text in texts))
+    echoed: list[bytes] = []
+    while len(echoed) < len(texts):
+        echoed += child.receive(10.0)
+    child.close(10.0)
+    assert echoed == texts
+
+
 @pytest.mark.parametrize("last", [b"", b"deaf"])
 def test_closing_ends_what_the_child_started_even_if_it_does_not_listen(last: bytes) -> None:
     child = Child("tests.engine.echo_child")

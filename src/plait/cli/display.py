@@ -10,7 +10,7 @@ import msgspec
 
 from plait.events import Event, Failed, Finished
 from plait.report.metrics import Beat
-from plait.run.batch import Ready
+from plait.run.watcher import Ready
 
 PLAIN_EVERY_S = 5.0
 """Seconds between plain lines, whether anything was completed or not."""
@@ -41,8 +41,7 @@ class Display:
 
     def heartbeat(self, now_s: float) -> None:
         """Draw, about once a second."""
-        scheduler = self.ready.scheduler
-        self.show(self.ready.stats.beat(now_s, scheduler.running, scheduler.waiting))
+        self.show(self.ready.beat(now_s))
 
     def show(self, beat: Beat) -> None:
         """Draw one moment."""

@@ -19,11 +19,13 @@ from plait.engine.http_settings import HttpSettings
 from plait.engine.machine import EngineSettings
 from plait.engine.vllm import flags
 from plait.errors import UsageError
-from plait.run.batch import BatchOptions, Place, Ready, Report, run_batch
+from plait.run.batch import BatchOptions, Report, run_batch
 from plait.run.embedded import Embedded
 from plait.run.options import Options
+from plait.run.place import Place
 from plait.run.servers import Servers
 from plait.run.vllm import Vllm
+from plait.run.watcher import Ready
 
 RUNNING = (
     click.option("--strict", is_flag=True, help="Stop before starting if any request cannot run."),

@@ -28,22 +28,25 @@ _FAULT = re.compile(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:\w+\.)*[A-Z]\w*(?:Error
 
 
 class Child:
-    """Runs ``python -m MODULE FD``. Not thread-safe."""
+    """Runs ``python -m MODULE FD PID``, with this process' id. Not thread-safe. ``advice`` follows the news that the
+    child was killed from outside."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, advice: str = "") -> None:
+        self._advice = advice
         self._buffer = bytearray()
         self._closed = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._sock, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                process_group=0,
+                process_group=0,  # Ctrl-C in a terminal reaches the parent only, which drains
             )
+        self._sock.setblocking(False)
 
     @property
     def pid(self) -> int:
@@ -51,18 +54,33 @@ class Child:
         return self._process.pid
 
     def send(self, data: bytes | bytearray) -> None:
-        """All of it: the child always reads. Raises EngineError if it is gone."""
+        """All of it. Reads meanwhile: the child may be waiting for room to send itself. Raises EngineError if it is
+        gone."""
         self._check_open()
-        try:
-            self._sock.sendall(data)
-        except ConnectionError:
-            raise self._death() from None
+        view = memoryview(data)
+        while view:
+            readable, writable, _ = select.select([self._sock], [self._sock], [])
+            if readable:
+                self._read()
+            if writable:
+                try:
+                    view = view[self._sock.send(view) :]
+                except BlockingIOError:
+                    continue
+                except ConnectionError:
+                    raise self._death() from None
 
     def receive(self, timeout_s: float) -> list[bytes]:
         """Messages that have come; waits for the first. Raises EngineError if the child is gone."""
         self._check_open()
-        if not select.select([self._sock], [], [], timeout_s)[0]:
-            return []
+        found = frames(self._buffer)
+        if not found and select.select([self._sock], [], [], timeout_s)[0]:
+            self._read()
+            found = frames(self._buffer)
+        return found
+
+    def _read(self) -> None:
+        """What has come, into the buffer. Raises EngineError at its end."""
         try:
             data = self._sock.recv(_RECV_BYTES)
         except ConnectionError:
@@ -70,7 +88,6 @@ class Child:
         if not data:
             raise self._death()
         self._buffer += data
-        return frames(self._buffer)
 
     def close(self, grace_s: float) -> None:
         """Give the child this long to end by itself, then end its whole group. Idempotent."""
@@ -111,5 +128,6 @@ class Child:
             code = -signal.SIGKILL
         self._end_group()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        advice = f" ({self._advice})" if self._advice and code == -signal.SIGKILL else ""
         faults = self.faults()
-        return EngineError(f"the engine process {how}" + (f": {faults}" if faults else ""))
+        return EngineError(f"the engine process {how}{advice}" + (f": {faults}" if faults else ""))

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +11,7 @@ import numpy as np
 from plait.data.problems import Fault, context_length_exceeded, kv_capacity_exceeded
 from plait.data.schema import BODIES, CHAT
 from plait.data.tokenize import Tokenizer
+from plait.engine.child import Child
 from plait.engine.machine import EngineSettings, Limits, resolve
 from plait.engine.models import LocalModel
 from plait.engine.sampling import read_sampling
@@ -31,7 +26,6 @@ from plait.engine.wire import (
     Setup,
     Submit,
     frame,
-    frames,
     from_child,
 )
 from plait.errors import EngineError
@@ -40,8 +34,6 @@ from plait.table import I32
 
 _LOAD_TIMEOUT_S = 600.0
 _CLOSE_TIMEOUT_S = 5.0
-_RECV_BYTES = 1 << 18
-_LOG_BYTES = 2000
 
 
 class OpenVinoEngine:
@@ -54,24 +46,11 @@ class OpenVinoEngine:
         self.limits: Limits = resolve(settings or EngineSettings(), model)
         self._capacity = capacity_of(model, self.limits)
         self._start_s = time.perf_counter()
-        self._buffer = bytearray()
         self._events: deque[Event] = deque()
         self._flying: set[int] = set()
         self._tokenizer: Tokenizer | None = None
-        self._asked = self._closed = False
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-        self._sock, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "plait.engine.openvino_worker", str(theirs.fileno()), str(os.getpid())]
-            self._child = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                process_group=0,  # Ctrl-C in a terminal reaches the parent only, which drains
-            )
-        self._sock.setblocking(False)
+        self._asked = False
+        self._child = Child("plait.engine.openvino_worker", "out of memory? lower --kv-gib")
         try:
             self._load()
         except BaseException:
@@ -105,14 +84,14 @@ class OpenVinoEngine:
             else:
                 self._flying.add(request.row)
                 messages += frame(message)
-        self._send(messages)
+        self._child.send(messages)
         self._answer()
 
     def cancel(self, rows: Sequence[int]) -> None:
         """Drop requests; each unfinished one comes back as ``Preempted(requeue=True)``."""
         known = [row for row in rows if row in self._flying]
         if known:
-            self._send(frame(Cancel(known)))
+            self._child.send(frame(Cancel(known)))
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events since the last call, oldest first. Raises EngineError if the child died."""
@@ -127,19 +106,10 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         """End the child. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._sock.close()
-        try:
-            self._child.wait(timeout=_CLOSE_TIMEOUT_S if self._child.poll() is None and not self._flying else 0)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._log.close()
+        self._child.close(0.0 if self._flying else _CLOSE_TIMEOUT_S)
 
     def _load(self) -> None:
-        self._send(frame(self._setup()))
+        self._child.send(frame(self._setup()))
         deadline_s = self.now_s() + _LOAD_TIMEOUT_S
         while self.now_s() < deadline_s:
             for message in self._messages(1.0):
@@ -191,26 +161,11 @@ class OpenVinoEngine:
             self._tokenizer = Tokenizer.load(self.model.path)
         return self._tokenizer.prompt_ids(request.url, request.body)
 
-    def _send(self, data: bytes | bytearray) -> None:
-        """All of it. Reads meanwhile: the child may be waiting for room to send itself."""
-        view = memoryview(data)
-        while view:
-            readable, writable, _ = select.select([self._sock], [self._sock], [], 1.0)
-            if readable:
-                self._receive(0.0)
-            if writable:
-                try:
-                    view = view[self._sock.send(view) :]
-                except BlockingIOError:
-                    continue
-                except ConnectionError:
-                    raise self._death() from None
-
     def _answer(self) -> None:
         """Whoever calls has decided on all events so far: let the child go on."""
         if self._asked:
             self._asked = False
-            self._send(frame(Go()))
+            self._child.send(frame(Go()))
 
     def _receive(self, timeout_s: float) -> None:
         for message in self._messages(timeout_s):
@@ -222,31 +177,7 @@ class OpenVinoEngine:
 
     def _messages(self, timeout_s: float) -> list[FromChild]:
         """What the child sent; waits for the first. Raises EngineError if it is gone."""
-        if self._closed:
-            raise EngineError("the engine is closed")
-        if not select.select([self._sock], [], [], timeout_s)[0]:
-            return []
-        try:
-            data = self._sock.recv(_RECV_BYTES)
-        except ConnectionError:
-            data = b""
-        if not data:
-            raise self._death()
-        self._buffer += data
-        return [from_child(message) for message in frames(self._buffer)]
-
-    def _death(self) -> EngineError:
-        """What became of the child, in words, with the end of what it printed."""
-        try:
-            code = self._child.wait(timeout=_CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            code = self._child.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _LOG_BYTES))
-        tail = self._log.read().decode("utf-8", "replace").strip()
-        hint = " (out of memory? lower --kv-gib)" if code == -9 else ""
-        return EngineError(f"the engine process {how}{hint}" + (f"; it last printed: {tail}" if tail else ""))
+        return [from_child(message) for message in self._child.receive(timeout_s)]
 
 
 def blocks_needed(prompt_tokens: int, max_tokens: int, n: int) -> int:

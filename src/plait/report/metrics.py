@@ -225,6 +225,7 @@ class LiveStats:
         self._rates = [0.0, 0.0]
         self._steps_left, self._start_s = steps_left, start_s
         self._since_s, self._since = start_s, (0.0, 0.0)
+        self._beat: Beat | None = None
 
     def sent(self, row: int, now_s: float) -> None:
         """A row was submitted."""
@@ -252,7 +253,12 @@ class LiveStats:
                 self._kv_tokens = event.kv_tokens
 
     def beat(self, now_s: float, running: int, waiting: int) -> Beat:
-        """The moment's figures; call it about once a second."""
+        """The moment's figures; call it about once a second. Two that ask at one moment get the same."""
+        if self._beat is None or self._beat.t_s != now_s:
+            self._beat = self._at(now_s, running, waiting)
+        return self._beat
+
+    def _at(self, now_s: float, running: int, waiting: int) -> Beat:
         self._observe(now_s)
         oldest = min(self._started_s.items(), key=lambda item: item[1], default=None)
         return Beat(

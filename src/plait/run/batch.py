@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,66 +14,24 @@ from plait.data.job import LISTED_PROBLEMS, BatchRequest, Job, open_job
 from plait.data.limits import model_faults
 from plait.data.problems import Fault
 from plait.errors import InputError
-from plait.events import Capacity, Engine, EngineRequest, Event, Failed, Finished, Step
+from plait.events import Capacity, EngineRequest
 from plait.lengths import Lengths
 from plait.model.calibrate import Calibrator
-from plait.plan import Machine, Objective, Outlook, outlook, scheduler
+from plait.plan import Objective, Outlook, outlook, scheduler
 from plait.policy.base import order_function
-from plait.report.metrics import TRUNCATED, LiveStats, Numbers, Summary
+from plait.report.metrics import TRUNCATED, LiveStats, Numbers
 from plait.report.steps_left import StepsLeft
 from plait.run.executor import Observer, Options, Outcome, Planned, Run, open_run
 from plait.run.history import History, basis
 from plait.run.notices import notices, why_nothing_runs
-from plait.run.prepare import Overflow, Prepared, Tokenizer, asked_tokens, prepare, with_cap
-from plait.scheduler import Scheduler
+from plait.run.place import Place
+from plait.run.prepare import Overflow, Prepared, asked_tokens, prepare, with_cap
+from plait.run.watcher import Ready, Say, Watcher
 from plait.table import I64, RequestTable
 from plait.tree.sharing import prefix_groups, shared_with_previous, unique_tokens
 
 LEAST_GROUP_TOKENS = 64
 """Shared tokens that make requests a group: worth keeping at one server."""
-SAID_AT = 0.1
-"""Share of its time after which a run says how long it will take in all."""
-MIN_CALIBRATION_STEPS = 50
-"""Steps a run must have had before its step times are worth keeping."""
-
-
-class Place(Protocol):
-    """Where a job can be run: ``plait.run.embedded.Embedded`` or a pool of servers."""
-
-    name: str
-    calibrated: bool
-    """Whether the machine's step times were measured here."""
-    passthrough: bool
-    """Whether lines that only a server can judge (other endpoints, unknown parameters) may pass."""
-    retries: bool
-    """Whether the run retries failed requests; False where the engine does that itself."""
-    served: frozenset[str]
-    """Model names that a request may ask for; empty: any name stands for the one model there is."""
-    secrets: tuple[str, ...]
-
-    @property
-    def machine(self) -> Machine:
-        """What the engine can hold and how long its steps take; loads the engine where only that can tell."""
-
-    @property
-    def history(self) -> History | None:
-        """Output lengths of earlier runs, where they are kept."""
-
-    @property
-    def answer_settings(self) -> dict[str, Any]:
-        """What changes answers, for the journal."""
-
-    def tokenizer(self) -> Tokenizer:
-        """Prompts as the engine will see them, or the best stand-in."""
-
-    def engine(self) -> Engine:
-        """The engine, ready. Raises EngineError."""
-
-    def learn(self, seen: Calibrator) -> None:
-        """Keep measured step times for the next forecast."""
-
-    def close(self) -> None:
-        """Let go of what was opened. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +58,6 @@ class BatchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A run that is about to start; what a display needs to know of it."""
-
-    job: Job
-    run: Run
-    prepared: Prepared
-    scheduler: Scheduler
-    stats: LiveStats
-    forecast: Outlook
-    """Under the chosen policy, then under file order, with lengths as assumed before anything ran."""
-    kv_tokens: int
-
-    def custom_id(self, i: int) -> str | None:
-        """Of the scheduler's row i."""
-        return self.job.custom_id(int(self.prepared.rows[i]))
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """How a run went."""
 
@@ -139,7 +78,6 @@ class Report:
 
 
 Watch = Callable[[Ready], Observer]
-Say = Callable[[str], None]
 
 
 def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch, say: Say) -> Report:
@@ -182,7 +120,7 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
     if batch.strict and prepared.faults:
         raise InputError(_listed(str(job.problem(row, fault)) for row, fault in prepared.faults.items()))
     lengths, familiar = lengths_before(prepared, place.history, batch.seed)
-    forecast = _outlook(batch.objective, prepared, lengths, place.machine, batch.seed)
+    forecast = outlook(prepared.table, prepared.tree, lengths, place.machine, ["fcfs"], batch.seed, batch.objective)
     policy = forecast.chosen.policy
     if len(batch.objective.candidates()) > 1:
         best = forecast.chosen
@@ -200,7 +138,7 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
         chosen = scheduler(table, prepared.tree, lengths, place.machine, policy, batch.seed)
         stats = _live_stats(prepared, engine.capacity, place, batch.seed, start_s)
         ready = Ready(job, run, prepared, chosen, stats, forecast, engine.capacity.kv_tokens)
-        watcher = _Watcher(watch(ready), ready, start_s, Calibrator(place.machine.step_time), say)
+        watcher = Watcher(watch(ready), ready, start_s, Calibrator(place.machine.step_time), say)
         request = _request_maker(prepared, batch.default_max_tokens, lambda i: stats.sent(i, engine.now_s()))
         planned = Planned(prepared.rows, chosen, request, prepared.faults, prepared.notes())
         cpu_s = time.process_time()
@@ -218,10 +156,6 @@ def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch
         run.adopted,
         run.state.finish_reasons[TRUNCATED],
     )
-
-
-def _outlook(objective: Objective, prepared: Prepared, lengths: Lengths, machine: Machine, seed: int) -> Outlook:
-    return outlook(prepared.table, prepared.tree, lengths, machine, ["fcfs"], seed, objective)
 
 
 def _on_clock(table: RequestTable, start_s: float) -> RequestTable:
@@ -286,63 +220,6 @@ def _request_maker(
         return EngineRequest(i, request.url, body, ids, cap, group, request.custom_id or "")
 
     return make
-
-
-class _Watcher:
-    """Collects a run's numbers, step times and output lengths, and passes every event on to the display."""
-
-    def __init__(self, observer: Observer, ready: Ready, start_s: float, calibrator: Calibrator, say: Say) -> None:
-        self.summary = Summary(start_s)
-        self._observer, self._ready, self._calibrator = observer, ready, calibrator
-        self._say, self._said, self._told_of_stop = say, False, False
-        self._output = np.full(ready.prepared.table.n, -1, np.int64)
-
-    def event(self, event: Event) -> None:
-        """Take note, then pass on."""
-        self.summary.event(event)
-        self._ready.stats.event(event)
-        if isinstance(event, Step):
-            self._calibrator.observe(event)
-        elif isinstance(event, Finished) and event.status_code == 200:
-            self._output[event.row] = event.output_tokens
-        self._observer.event(event)
-
-    def retrying(self, event: Finished | Failed, after_s: float) -> None:
-        """Pass on."""
-        self._observer.retrying(event, after_s)
-
-    def heartbeat(self, now_s: float) -> None:
-        """Pass on; say once, after the first tenth, how long the whole run will take by what it has shown."""
-        self._observer.heartbeat(now_s)
-        stopper = self._ready.run.stopper
-        if stopper.interrupted and not self._told_of_stop:
-            self._told_of_stop = True
-            left_s, running = stopper.left_s(), self._ready.scheduler.running
-            self._say(f"stopping: at most {left_s:.0f} s for {running:,} running requests; interrupt again to stop now")
-        if not self._said:
-            scheduler = self._ready.scheduler
-            beat = self._ready.stats.beat(now_s, scheduler.running, scheduler.waiting)
-            total_s = beat.elapsed_s + beat.eta_s
-            if beat.eta_s > 0 and beat.elapsed_s >= SAID_AT * total_s:
-                self._said = True
-                self._say(f"about {total_s:,.0f} s in all, by the {beat.done:,} answers and the steps so far")
-
-    def hindsight(self, policy: str, seed: int, place: Place) -> Outlook | None:
-        """Forecast with what is known now, where every request of the run was answered; step times and output lengths
-        are kept for later runs."""
-        prepared = self._ready.prepared
-        if place.history is not None:
-            begun = Lengths.unknown(prepared.table, prepared.tree, seed)
-            place.history.learn(begun, prepared.table, prepared.tree, self._output)
-        if self._calibrator.seen < MIN_CALIBRATION_STEPS:
-            return None
-        calibration = self._calibrator.fit()
-        place.learn(self._calibrator)
-        if np.any(self._output < 0):
-            return None
-        known = Lengths.known(prepared.table, np.maximum(self._output, 1))
-        machine = Machine(place.machine.capacity, calibration.step_time)
-        return _outlook(Objective(policy=policy), prepared, known, machine, seed)
 
 
 def _listed(problems: Iterable[str]) -> str:
