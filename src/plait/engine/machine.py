@@ -15,7 +15,7 @@ KV_SHARE = 0.25
 """Of the available memory, for the KV cache."""
 KV_MAX_BYTES = 2 * GIB
 MAX_NUM_SEQS = 256
-"""32 take up to a quarter longer than 64, beyond which nothing is lost either (docs/embedded.md): the KV cache limits."""
+"""32 take up to a quarter longer than 64; more cost nothing (docs/embedded.md), so the KV cache decides."""
 MAX_BATCHED_TOKENS = 512
 """Prefill takes 1.3 times the CPU seconds in steps of 256 tokens; beyond 512 nothing is gained (docs/embedded.md)."""
 

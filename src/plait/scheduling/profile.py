@@ -2,9 +2,9 @@
 
 A row with g generated tokens is alive tau steps from now with probability S(g + tau) / S(g), S being its class's
 survival curve, and then holds private + g + tau tokens. Summing over rows gives the mean of the total; its variance
-gives the headroom a job needs, instead of a tuned share of the cache. With known lengths S is a step and the variance
-is 0. Nor can the footprint exceed the sum of all rows that may be alive: with few rows that is far less than mean and
-headroom."""
+gives the headroom a job needs, instead of a tuned share of the cache. With known lengths S is a step without variance.
+Nor can the footprint exceed the sum of all rows that may be alive: with few rows that is far less than mean and
+headroom. Whole blocks are counted in both: what a row loses to them is spread evenly over a block."""
 
 from __future__ import annotations
 
@@ -66,9 +66,15 @@ def known_alive(expected: float, g: int, tau: float, before: float) -> tuple[flo
 
 @njit
 def rounding(c: Records) -> float:
-    """Tokens that a row loses to whole blocks: half a block on average. Known lengths leave no deviations to spare, but
-    rows that wait behind others' prefill end later than planned: then a whole block."""
-    return float((1.0 if c.exact else 0.5) * (c.block - 1))
+    """Tokens that a row loses to whole blocks, on average."""
+    return 0.5 * float(c.block - 1)
+
+
+@njit
+def spread(c: Records, p: float, load: float) -> float:
+    """Of the footprint of a row that is alive with probability p and then holds ``load``: of its life, and of the part
+    of a block that it loses to rounding."""
+    return float(p * ((1.0 - p) * load * load + c.block * c.block / 12.0))
 
 
 @njit
@@ -97,8 +103,8 @@ def add(c: Records, row: int, sign: float) -> None:
             break
         load = size + grown
         mean[k] += sign * p * load
-        variance[k] += sign * p * (1.0 - p) * load * load
-        most[k] += sign * load
+        variance[k] += sign * spread(c, p, load)
+        most[k] += sign * (load + rounding(c))
 
 
 @njit
@@ -169,10 +175,10 @@ def fits_later(
             break
         load = size + grown
         total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
-        spread = variance[LEFT, k] + variance[RIGHT, k] + p * (1.0 - p) * load * load
+        squares = variance[LEFT, k] + variance[RIGHT, k] + spread(c, p, load)
         deviations = near if tau[k] <= NEAR_STEPS else far
-        likely = total + deviations * math.sqrt(max(0.0, spread))
-        if likely > room and (strict or most[k] + load + max(0.0, left_at_least - mean[LEFT, k]) > room):
+        likely = total + deviations * math.sqrt(max(0.0, squares))
+        if likely > room and (strict or most[k] + load + rounding(c) + max(0.0, left_at_least - mean[LEFT, k]) > room):
             return False
     return True
 
