@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.data.bytesplan import UNIT_BYTES, TokenRatio, prompt_bytes, pseudo_tokens
+from plait.data.bytesplan import UNIT_BYTES, prompt_bytes, pseudo_tokens
 from plait.tree.build import build_tree
 
 
@@ -50,13 +50,3 @@ def test_settings_do_not_change_the_prompt_and_contents_of_every_kind_do() -> No
         )
     ]
     assert len(set(seen)) == len(seen)
-
-
-def test_the_ratio_is_learned_from_what_servers_count() -> None:
-    ratio = TokenRatio()
-    assert ratio.bytes_per_token == UNIT_BYTES and ratio.units(100) == 100 and ratio.tokens(0) == 1
-    ratio.observe(100, 0)
-    for _ in range(100):
-        ratio.observe(3000, 1000)
-    assert 3.0 <= ratio.bytes_per_token < 3.02
-    assert ratio.tokens(300) == 100 and ratio.units(1000) == 752

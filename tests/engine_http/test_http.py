@@ -471,6 +471,19 @@ def test_never_more_tokens_a_minute_than_a_user_allows() -> None:
     assert 500 < spent <= 1000 and len(asked) < 12
 
 
+def test_without_a_tokenizer_prompts_are_counted_by_the_bytes_a_token_has_had() -> None:
+    def dense(call: Call) -> Reply:
+        usage = {"prompt_tokens": len(call.raw) // 2, "completion_tokens": 1}
+        return Reply(body=json.dumps({"choices": [], "usage": usage}).encode()) if call.method == "POST" else echo(call)
+
+    with LoopbackServer(dense) as server:
+        pool = HttpPool(settings(server.url))
+        pool.submit([chat(row) for row in range(300)])
+        collect(pool, 300)
+        assert abs(pool._dispatcher.pace.bytes_per_token - 2) < 0.1
+        pool.close()
+
+
 def test_tokens_of_an_answer_that_was_cut_off_count_as_spent() -> None:
     def behave(call: Call) -> Reply:
         return FAULTS["truncated-json"]() if call.method == "POST" and call.index < 8 else echo(call)

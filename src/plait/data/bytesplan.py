@@ -1,6 +1,7 @@
-"""Planning without a tokenizer: four bytes of prompt text stand for a token, and answers tell how many they really are.
+"""Planning without a tokenizer: four bytes of prompt text stand for a token.
 
-Sharing is then known to within one unit, lengths to within the ratio that ``TokenRatio`` learns from ``usage``.
+Sharing is then known to within one unit. How many tokens prompts really are is learned from ``usage`` where it matters:
+by the pool of servers (``plait.engine.pace``).
 """
 
 from __future__ import annotations
@@ -45,34 +46,6 @@ def pseudo_tokens(prompts: Iterable[bytes]) -> tuple[I32, I64]:
         padded += bytes(-len(prompt) % UNIT_BYTES if prompt else UNIT_BYTES)
         ends.append(len(padded) // UNIT_BYTES)
     return np.frombuffer(bytes(padded), "<i4").astype(np.int32), np.array(ends, np.int64)
-
-
-class TokenRatio:
-    """Bytes of prompt per real token, from the answers so far."""
-
-    def __init__(self, prior: float = UNIT_BYTES, prior_tokens: float = 1000.0) -> None:
-        """``prior_tokens``: how many observed tokens weigh as much as the prior."""
-        self._bytes = prior * prior_tokens
-        self._tokens = prior_tokens
-
-    def observe(self, n_bytes: int, tokens: int) -> None:
-        """One answer's prompt; ignored where the server did not count it."""
-        if tokens > 0:
-            self._bytes += n_bytes
-            self._tokens += tokens
-
-    @property
-    def bytes_per_token(self) -> float:
-        """The present estimate."""
-        return self._bytes / self._tokens
-
-    def tokens(self, n_bytes: int) -> int:
-        """Real tokens expected of a prompt, at least 1."""
-        return max(round(n_bytes / self.bytes_per_token), 1)
-
-    def units(self, tokens: int) -> int:
-        """How many pseudo-tokens a KV cache of ``tokens`` real ones holds, at least 1."""
-        return max(int(tokens * self.bytes_per_token / UNIT_BYTES), 1)
 
 
 def _message(message: object) -> bytes:
