@@ -61,8 +61,9 @@ def drive(
     """Run until every row of the scheduler is done, or ``stop`` says otherwise.
 
     Each row is recorded by ``sink`` as Finished or Failed at most once between two submissions, whatever the engine
-    repeats. ``heartbeat(now_s)`` is called at least every ``POLL_S`` seconds, with the engine's clock. Raises
-    EngineError if the engine is gone, or if rows wait, nothing runs and the scheduler admits none of them.
+    repeats. ``heartbeat(now_s)`` is called with the engine's clock after each batch of events and at least every
+    ``POLL_S`` seconds. Raises EngineError if the engine is gone, or if rows wait, nothing runs and the scheduler admits
+    none of them.
     """
     loop = _Loop(scheduler, engine, fetch, sink)
     while True:
@@ -75,8 +76,8 @@ def drive(
             sent = 0
             if wanted is Stop.NOW or not loop.flying:
                 break
-        heartbeat(engine.now_s())
         loop.receive(0.0 if sent else loop.patience_s())
+        heartbeat(engine.now_s())
     if loop.flying:
         engine.cancel(sorted(loop.flying))
     elif wanted is Stop.RUN and scheduler.waiting:

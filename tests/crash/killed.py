@@ -26,7 +26,7 @@ from plait.run.executor import Options, execute
 from plait.testing import FakeEngine
 from tests.builders import batch_line, fifo_plan, write_batch
 
-ROWS = 36
+ROWS = 48
 SYNC_RECORDS = 5
 FILES = ("out.jsonl", "out.errors.jsonl")
 MOMENTS = ("before", "middle", "after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.errors import JournalError
 from plait.run import journal as module
-from plait.run.journal import ANSWERED, FAILED, FAULTED, NONE, Header, Journal, Record, unseal
+from plait.run.journal import ANSWERED, FAILED, FAULTED, NONE, Header, Journal, Record, sealed, unseal
 
 ROWS = 6
 
@@ -139,6 +140,25 @@ def test_records_reach_the_disk_in_groups(tmp_path: Path, monkeypatch: pytest.Mo
     journal.tick()
     assert len(synced) == 3
     journal.close()
+
+
+def test_a_disk_that_fills_up_in_a_batch_of_records_keeps_those_that_fit_whole(tmp_path: Path) -> None:
+    path = made(tmp_path, range(1))
+    journal = Journal(path, ROWS)
+    size, record = path.stat().st_size, len(sealed(line(1), Record(1, True)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 2 * record + record // 2, limits[1]))
+    try:
+        for row in range(1, ROWS):
+            journal.append(line(row), Record(row, True))
+        assert path.stat().st_size == size, "the batch goes to the kernel as a whole"
+        with pytest.raises(JournalError, match="Every answer recorded so far is kept"):
+            journal.tick()
+        assert path.stat().st_size == size + 2 * record
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    journal.close()
+    assert recorded(path) == [0, 1, 2]
 
 
 def test_a_body_that_imitates_the_journals_own_key_does_not_confuse_it(tmp_path: Path) -> None:

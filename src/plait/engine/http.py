@@ -29,6 +29,8 @@ AHEAD, SLOT_AHEAD = 2, 16
 prefix groups to run side by side, while more would leave less of the order open to what is learned meanwhile."""
 UNKNOWN_KV_TOKENS = 1 << 40
 SPARE_FILES = 128
+WAKE_S = 0.003
+"""The driver's thread gets the events of this long together: two threads that take turns for each answer cost more."""
 
 
 class HttpPool:
@@ -108,8 +110,7 @@ class HttpPool:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """See ``Engine``."""
-        if not self._events:
-            self._ready.wait(max(timeout_s, 0.0))
+        self._ready.wait(max(timeout_s, 0.0))
         self._ready.clear()  # before reading: what comes later sets it again
         events = [self._events.popleft() for _ in range(len(self._events))]
         if not events:
@@ -166,11 +167,11 @@ class HttpPool:
             await transport.close()
 
     def _emit(self, event: Event) -> None:
-        """Hand an event over; the driver's thread is woken once for all events of one turn of the loop."""
+        """Hand an event over; the driver's thread is woken once for those of ``WAKE_S``."""
         self._events.append(event)
         if not self._signalled:
             self._signalled = True
-            self._loop.call_soon(self._signal)
+            self._loop.call_later(WAKE_S, self._signal)
 
     def _signal(self) -> None:
         self._signalled = False

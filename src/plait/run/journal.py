@@ -7,8 +7,8 @@ Format 1. Each line is an output line of the Batch API with one more key, ``plai
 ``crc`` is the CRC-32 of all bytes before ``,"crc"``. The first line is a header with the same seal. A row may be
 recorded again after a failure; its last record holds.
 
-Guarantee: a record is handed to the kernel before ``append`` returns, so killing the process loses none; it is on the
-disk (fsync) at most ``SYNC_S`` seconds or ``SYNC_RECORDS`` records later, which is what a power cut can take.
+Guarantee: what ``flush`` or ``tick`` has handed to the kernel is not lost when the process is killed; it is on the disk
+(fsync) at most ``SYNC_S`` seconds or ``SYNC_RECORDS`` records later, which is what a power cut can take.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ class Journal:
         """
         self.path = path
         self.state = State.empty(n)
+        self._pending: list[bytes] = []
+        """Records that the kernel has not got yet."""
         self.empty = True
         """Whether nothing but the header was found when it was opened."""
         self._unsynced = 0
@@ -140,15 +142,9 @@ class Journal:
             replace_file(path, _chain(first, (sealed(line, record) for line, record in records)))
 
     def append(self, line: bytes, record: Record) -> None:
-        """Record a row: ``line`` is its output line without newline. Raises JournalError if it cannot be written; the
-        journal then ends with the record before."""
+        """Record a row: ``line`` is its output line without newline. The kernel gets it with the next ``flush``."""
         data = sealed(line, record)
-        try:
-            with disk_errors(self.path):
-                write_all(self._descriptor, data)
-        except JournalError:
-            os.ftruncate(self._descriptor, self._end)  # a part of the record may have been written
-            raise
+        self._pending.append(data)
         self.state.add(record, self._end, len(line))
         self._end += len(data)
         if not self._unsynced:
@@ -157,13 +153,38 @@ class Journal:
         if self._unsynced >= SYNC_RECORDS:
             self.sync()
 
+    def flush(self) -> None:
+        """Hand the records to the kernel. Raises JournalError if it does not take them all; the journal then ends with
+        the last whole one."""
+        records, self._pending = self._pending, []
+        if not records:
+            return
+        try:
+            with disk_errors(self.path):
+                write_all(self._descriptor, b"".join(records))
+        except JournalError:
+            self._cut(records)
+            raise
+
+    def _cut(self, records: list[bytes]) -> None:
+        """Some of the records, and perhaps a part of one, have been written: end with the last whole one."""
+        self._end -= sum(map(len, records))
+        size = os.fstat(self._descriptor).st_size
+        for data in records:
+            if self._end + len(data) > size:
+                break
+            self._end += len(data)
+        os.ftruncate(self._descriptor, self._end)
+
     def tick(self) -> None:
-        """Call often: syncs what has waited long enough."""
+        """Call after each batch of appends, and often: flushes, and syncs what has waited long enough."""
+        self.flush()
         if self._unsynced and time.monotonic() - self._unsynced_since_s >= SYNC_S:
             self.sync()
 
     def sync(self) -> None:
         """Put everything on the disk."""
+        self.flush()
         if self._unsynced:
             with disk_errors(self.path):
                 os.fsync(self._descriptor)
@@ -171,6 +192,7 @@ class Journal:
 
     def line(self, row: int) -> bytes:
         """The last recorded output line of a row, without newline."""
+        self.flush()
         raw = os.pread(self._descriptor, int(self.state.length[row]) - 1, int(self.state.offset[row]))
         return raw + b"}"
 
