@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
@@ -32,10 +33,11 @@ from servers_vllm import vllm_server
 
 URL = "/v1/chat/completions"
 PROMPTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "prompts"
-SLOTS, KV_TOKENS, THREADS = 4, 6144, 2
+SLOTS, KV_TOKENS = 4, 6144
+THREADS = len(os.sched_getaffinity(0))
 GROUPS = 8
 SHORT_TOKENS, LONG_TOKENS, LONG_SHARE = 8, 96, 0.25
-WARM_UP = 16
+WARM_UP = 4
 """Requests of the first pass, which is discarded."""
 
 

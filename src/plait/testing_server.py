@@ -160,6 +160,7 @@ class LoopbackServer:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="loopback-server")
         self._thread.start()
         with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             self.port: int = probe.getsockname()[1]
         self.revive()
