@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +89,20 @@ def test_ctrl_c_drains_or_stops_the_engine_and_leaves_files_that_can_be_gone_on_
     answers = [line["custom_id"] for line in read_lines(tmp_path / "out.jsonl")]
     assert "short" in answers and len(set(answers)) == len(answers) < 25
     assert not (tmp_path / "out.errors.jsonl").exists() and not (tmp_path / "out.lock").exists()
+
+
+@pytest.mark.crash
+def test_an_engine_that_is_killed_is_started_again_and_all_is_answered(tmp_path: Path) -> None:
+    path = write_batch(tmp_path, [batch_line(f"id-{i}", f"Count from {i} on.", max_tokens=60) for i in range(24)])
+    process = spawn("run", path, "-o", tmp_path / "out.jsonl", *ENGINE)
+    live = tmp_path / "out.live.jsonl"
+    wait_until(lambda: live.exists() and live.read_bytes().count(b"\n") >= 3, limit_s=120)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (worker,) = [pid for pid in children if b"openvino_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(worker), signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0 and "killed by signal 9" in said and "requests run again" in said, said
+    assert [line["custom_id"] for line in read_lines(tmp_path / "out.jsonl")] == [f"id-{i}" for i in range(24)]
 
 
 @pytest.mark.crash

@@ -28,7 +28,8 @@ pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 
 ARGUMENTS = {"max_model_len": 1024, "num_gpu_blocks_override": 10, "max_num_seqs": 4, "enforce_eager": True}
-"""9 blocks of 128 tokens: four answers that outgrow two blocks do not fit."""
+ARGUMENTS |= {"gpu_memory_utilization": 0.2}
+"""9 blocks of 128 tokens: four answers that outgrow two blocks do not fit. Little memory need be free."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -174,12 +175,16 @@ def job(path: Path, n: int, max_tokens: int) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
+def start(folder: Path, **more: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "plait", "run", "in.jsonl", "-o", "out.jsonl", "--engine", "vllm", "--json"]
     command += ["--model", MODEL, "--grace", "1"]
-    for key, value in ARGUMENTS.items():
+    for key, value in {**ARGUMENTS, **more}.items():
         command += ["--engine-arg", f"{key}={json.dumps(value)}"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0)
+    root = Path(__file__).parents[2]  # where vLLM's process finds the scheduler of tests/vllm/killer.py
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(root)])}
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0, env=environment
+    )
 
 
 def children(pid: int) -> list[int]:
@@ -219,3 +224,20 @@ def test_kill_9_and_ctrl_c_leave_no_process_and_the_run_is_resumed(tmp_path: Pat
     process.communicate(timeout=240)
     assert process.returncode == 0
     assert answers(tmp_path / "out.jsonl") == [f"r{i}" for i in range(16)]
+
+
+@pytest.mark.crash
+def test_a_request_that_kills_vllm_is_found_and_all_others_are_answered(tmp_path: Path) -> None:
+    from tests.vllm.killer import MARK
+
+    job(tmp_path / "in.jsonl", 8, 6)
+    lines = (tmp_path / "in.jsonl").read_text().splitlines()
+    lines[3] = json.dumps({**json.loads(lines[3]), "body": text(3, [*MARK, 1000, 1001], 6).body})
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    process = start(tmp_path, scheduler_cls="tests.vllm.killer.Killer")
+    process.communicate(timeout=400)
+    assert process.returncode == 1, "done, with failures"
+    assert answers(tmp_path / "out.jsonl") == [f"r{i}" for i in range(8) if i != 3]
+    (failed,) = [json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()]
+    assert failed["custom_id"] == "r3" and failed["error"]["code"] == "engine_killed"
+    assert "3 times" in failed["error"]["message"]

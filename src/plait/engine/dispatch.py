@@ -12,6 +12,7 @@ from plait.engine.answers import Answer, Fault, Outcome, error_body
 from plait.engine.health import Health
 from plait.engine.http_flight import Flight
 from plait.engine.http_settings import HttpSettings
+from plait.engine.isolating import SUSPECT_AFTER
 from plait.engine.pace import Pace
 from plait.engine.pool import Balancer
 from plait.engine.retries import Retries
@@ -24,8 +25,6 @@ from plait.table import NO_LIMIT
 
 UNSPENT = frozenset({"rate_limited", "connection_failed"})
 """Faults after which the server has surely not counted the request's tokens."""
-SUSPECT_AFTER = 2
-"""Crashes a request must have been part of to be run alone."""
 
 
 class Dispatcher:

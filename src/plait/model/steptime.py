@@ -13,7 +13,7 @@ import numpy as np
 from plait._numba import njit
 from plait.errors import UsageError
 from plait.model.rows import Device
-from plait.model.specs import Model, kv_bytes_per_token, kv_bytes_per_token_and_rank, model, peak_flops
+from plait.model.specs import Model, device, kv_bytes_per_token, kv_bytes_per_token_and_rank, model, peak_flops
 from plait.table import F64
 
 MODES = {"overlapped": 1.0, "sequential": 0.0}
@@ -23,6 +23,9 @@ INTERFERENCE = 0.15
 """Share of the hidden side's time that an overlapped step still loses (research.md §A; benchmarks/gpu_overlap.py)."""
 STEP_OVERHEAD_S = 1.5e-3
 """Scheduling, sampling and launch time of a step that nothing hides (research.md §A)."""
+
+ASSUMED_DEVICE, ASSUMED_MODEL = "A100-80", "Llama-3.1-8B"
+"""Whose proportions of compute and memory time are assumed of engines that nobody has measured."""
 
 
 class StepTime(NamedTuple):
@@ -167,6 +170,11 @@ def for_machine(device: Device, model: Model, mode: str = "overlapped", tp: int 
         gemm_base_s=layers * (layer.gemm_base_s + layer.prefill_base_s) + elementwise_s,
         comm_base_s=layers * layer.all_reduce_s,
     )
+
+
+def assumed() -> StepTime:
+    """Constants of an engine that nobody has measured."""
+    return for_machine(device(ASSUMED_DEVICE), model(ASSUMED_MODEL), "sequential")
 
 
 def _overlapped(mode: str) -> float:

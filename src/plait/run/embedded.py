@@ -8,6 +8,7 @@ from typing import Any
 from plait.data.problems import Fault
 from plait.data.tokenize import Tokenizer as NativeTokenizer
 from plait.engine import load_engine
+from plait.engine.isolating import Isolating
 from plait.engine.machine import EngineSettings, resolve
 from plait.engine.models import LocalModel, cache_dir, find_model
 from plait.engine.openvino import capacity_of
@@ -37,7 +38,7 @@ class Embedded:
     def __init__(self, model_name: str | None, settings: EngineSettings, say: Callable[[str], None]) -> None:
         self.model: LocalModel = find_model(model_name, say)
         self.name = self.model.name
-        self.settings = settings
+        self.settings, self._say = settings, say
         limits = resolve(settings, self.model)
         self._key = calibration_key("openvino", self.model.name, limits.threads)
         known = load_step_time(cache_dir(), self._key)
@@ -57,6 +58,9 @@ class Embedded:
 
     def engine(self) -> Engine:
         """The engine, loaded. Raises EngineError."""
+        return Isolating(self._load(), self._load, self._say)
+
+    def _load(self) -> Engine:
         return load_engine("openvino", self.model, self.settings)
 
     def learn(self, seen: Calibrator) -> None:

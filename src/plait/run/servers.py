@@ -14,14 +14,10 @@ from plait.engine.http_settings import HttpSettings
 from plait.errors import UsageError
 from plait.events import Engine
 from plait.model.calibrate import Calibrator
-from plait.model.specs import device, model
-from plait.model.steptime import for_machine
+from plait.model.steptime import assumed
 from plait.plan import Machine
 from plait.run.prepare import Tokenizer
 from plait.table import I32
-
-ASSUMED_DEVICE, ASSUMED_MODEL = "A100-80", "Llama-3.1-8B"
-"""Whose proportions of compute and memory time are assumed of servers that nobody can see into."""
 
 
 class Servers:
@@ -52,8 +48,7 @@ class Servers:
         self.unreachable = self._engine.unreachable
         if tokenizer is None:  # prompts are counted in bytes, so a server's own limits in tokens cannot be applied here
             capacity = replace(capacity, max_context_tokens=0)
-        step_time = for_machine(device(ASSUMED_DEVICE), model(ASSUMED_MODEL), "sequential")
-        self.machine = Machine(capacity, step_time)
+        self.machine = Machine(capacity, assumed())
 
     @property
     def answer_settings(self) -> dict[str, Any]:

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from plait.engine.isolating import Isolating
 from plait.engine.models import cache_dir
 from plait.engine.vllm import VllmEngine, check_model, command_line
 from plait.events import Engine
 from plait.model.calibrate import Calibrator
-from plait.model.specs import device, model
-from plait.model.steptime import for_machine
+from plait.model.steptime import assumed
 from plait.plan import Machine
 from plait.run.history import History
 from plait.run.prepare import Tokenizer
-from plait.run.servers import ASSUMED_DEVICE, ASSUMED_MODEL
 
 SIZES = frozenset(
     (
@@ -54,8 +53,7 @@ class Vllm:
     @cached_property
     def machine(self) -> Machine:
         """What vLLM found room for; its step times are not seen, so a common device's proportions stand in."""
-        step_time = for_machine(device(ASSUMED_DEVICE), model(ASSUMED_MODEL), "sequential")
-        return Machine(self._engine().capacity, step_time)
+        return Machine(self._engine().capacity, assumed())
 
     def tokenizer(self) -> Tokenizer:
         """vLLM's own."""
@@ -63,7 +61,7 @@ class Vllm:
 
     def engine(self) -> Engine:
         """The engine, loaded. Raises UsageError, EngineError."""
-        return self._engine()
+        return Isolating(self._engine(), self._load, self._say)
 
     def learn(self, seen: Calibrator) -> None:
         """vLLM shows no steps."""
@@ -74,7 +72,9 @@ class Vllm:
             self._opened.close()
 
     def _engine(self) -> VllmEngine:
-        if self._opened is None:
-            self._say(f"loading {self.name} in vLLM")
-            self._opened = VllmEngine(self.name, command_line(self._arguments))
+        return self._opened or self._load()
+
+    def _load(self) -> VllmEngine:
+        self._say(f"loading {self.name} in vLLM")
+        self._opened = VllmEngine(self.name, command_line(self._arguments))
         return self._opened
