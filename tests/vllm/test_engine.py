@@ -27,9 +27,14 @@ pytest.importorskip("vllm")
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 
-ARGUMENTS = {"max_model_len": 1024, "num_gpu_blocks_override": 10, "max_num_seqs": 4, "enforce_eager": True}
-ARGUMENTS |= {"gpu_memory_utilization": 0.2}
-"""9 blocks of 128 tokens: four answers that outgrow two blocks do not fit. Little memory need be free."""
+ARGUMENTS: dict[str, Any] = {
+    "max_model_len": 1024,
+    "num_gpu_blocks_override": 10,  # of 128 tokens, less one: four answers that outgrow two blocks do not fit
+    "max_num_seqs": 4,
+    "enforce_eager": True,
+    "gpu_memory_utilization": 0.2,  # of the memory that must be free
+    "dtype": "float32",  # not every CPU has fast bfloat16
+}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
