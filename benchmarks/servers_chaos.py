@@ -24,7 +24,7 @@ ROWS, KILLS, FAULT_SHARE = 500, 5, 0.1
 DELAY_S = (0.02, 0.2)
 KINDS = sorted(set(FAULTS) - {"429-hour"})
 OPTIONS = ["--model", "echo", "--max-concurrency", "12", "--stall-timeout", "2", "--retries", "20", "--quiet"]
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 def serve(port: int, kinds: list[str]) -> None:
