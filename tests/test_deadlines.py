@@ -39,6 +39,12 @@ def run(table: RequestTable, output: I64, policy: str, overlapped: bool = True) 
     return simulate(table, tree, output, Lengths.known(table, output), CAPACITY, step_time, policy)
 
 
+@pytest.mark.parametrize("column", ["deadline_s", "priority", "arrival_s", "max_tokens", "min_tokens"])
+def test_a_column_with_nan_is_refused_naming_the_row(column: str) -> None:
+    with pytest.raises(InputError, match=f"row 1: {column} is nan"):
+        RequestTable.of([1, 1], **{column: [1.0, np.nan]})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "dual-scan"])
 def test_deadlines_that_leave_room_are_met_under_every_policy(policy: str, overlapped: bool) -> None:

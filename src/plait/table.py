@@ -54,7 +54,7 @@ class RequestTable:
             prompt_tokens=prompt,
             max_tokens=np.full(n, NO_LIMIT, np.int64) if max_tokens is None else _whole(max_tokens, "max_tokens"),
             arrival_s=np.zeros(n) if arrival_s is None else np.asarray(arrival_s, np.float64),
-            priority=np.zeros(n, np.int64) if priority is None else np.asarray(priority, np.int64),
+            priority=np.zeros(n, np.int64) if priority is None else _whole(priority, "priority"),
             deadline_s=np.full(n, np.inf) if deadline_s is None else np.asarray(deadline_s, np.float64),
             min_tokens=np.zeros(n, np.int64) if min_tokens is None else _whole(min_tokens, "min_tokens"),
             tokens=tokens,
@@ -81,6 +81,9 @@ class RequestTable:
         bad = np.flatnonzero(~(self.arrival_s >= 0) | np.isinf(self.arrival_s))
         if len(bad):
             raise InputError(f"row {bad[0]}: arrival_s is {self.arrival_s[bad[0]]}; a number >= 0 is needed")
+        bad = np.flatnonzero(np.isnan(self.deadline_s))
+        if len(bad):
+            raise InputError(f"row {bad[0]}: deadline_s is nan; seconds after the start are needed, inf for none")
         if self.tokens is not None:
             if self.offsets is None or len(self.offsets) != self.n + 1 or self.offsets[-1] != len(self.tokens):
                 raise InputError("token column and offsets do not fit together")

@@ -97,11 +97,18 @@ def test_latency_is_never_worse_than_a_named_policy(backlog: Backlog) -> None:
         ([1, 9], [1, 2], 10, CapacityError, "row 1: 9 prompt"),
         ([1, 0], [1, 2], 10, InputError, "row 1: prompt_tokens is 0"),
         ([1, 1], [-1, 2], 10, InputError, "row 0: output_tokens is -1"),
+        ([1.0, np.nan], [1, 2], 10, InputError, "row 1: prompt_tokens is nan"),
+        ([1, 1], [np.nan, 2.0], 10, InputError, "row 0: output_tokens is nan"),
+        ([1, 1], [1.0, 2.0], 10, InputError, "output_tokens is an array of float64"),
+        ([1, 1], [1], 10, InputError, "2 prompt and 1 output lengths"),
+        ([], [], 10, InputError, "0 prompt and 0 output lengths"),
         ([1], [1], 0, CapacityError, "KV budget is 0"),
+        ([1], [1], np.nan, CapacityError, "KV budget is nan"),
+        ([1], [1], 7.5, CapacityError, "KV budget is 7.5"),
     ],
 )
 def test_a_backlog_that_cannot_run_is_refused_by_row(
-    s: list[int], o: list[int], budget: int, error: type[Exception], said: str
+    s: list[float], o: list[float], budget: int, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
         starts_of("fcfs", np.array(s), np.array(o), budget)

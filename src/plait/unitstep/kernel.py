@@ -24,13 +24,18 @@ TREE_ROWS = 1_200
 
 
 def check_requests(prompt_tokens: I64, output_tokens: I64, kv_tokens: int) -> None:
-    """Raise InputError for a length below 1 and CapacityError for a request that never fits, naming the row."""
-    if kv_tokens < 1:
-        raise CapacityError(f"the KV budget is {kv_tokens} tokens; at least 1 is needed")
+    """Raise InputError for a length that is no whole number above 0 and CapacityError for a request that never fits,
+    naming the row."""
+    if not kv_tokens >= 1 or kv_tokens % 1 != 0:
+        raise CapacityError(f"the KV budget is {kv_tokens} tokens; a whole number >= 1 is needed")
+    if len(prompt_tokens) != len(output_tokens) or len(prompt_tokens) == 0:
+        raise InputError(f"{len(prompt_tokens)} prompt and {len(output_tokens)} output lengths; one of each a request")
     for name, column in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens)):
-        bad = np.flatnonzero(column < 1)
+        bad = np.flatnonzero(~(column >= 1))
         if len(bad):
             raise InputError(f"row {bad[0]}: {name} is {column[bad[0]]}; an integer >= 1 is needed")
+        if column.dtype.kind not in "iu":
+            raise InputError(f"{name} is an array of {column.dtype}; integers are needed")
     bad = np.flatnonzero(prompt_tokens > kv_tokens - output_tokens)
     if len(bad):
         row = bad[0]

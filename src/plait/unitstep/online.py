@@ -40,7 +40,7 @@ def serve(policy: str, s: I64, o: I64, arrival: I64, kv_tokens: int) -> Flow:
     Raises UsageError for a policy without an online form, InputError and CapacityError naming the first unusable row.
     """
     check_requests(s, o, kv_tokens)
-    bad = np.flatnonzero(arrival < 0)
+    bad = np.flatnonzero(~(arrival >= 0))
     if len(bad):
         raise InputError(f"row {bad[0]}: arrives at step {arrival[bad[0]]}; a step >= 0 is needed")
     if policy == "sorted-f-online":
