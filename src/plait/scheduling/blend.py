@@ -81,7 +81,7 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
 @njit
 def _admit_right(c: Records, out: I64, row: int, most: float, flow: float) -> int:
     """Right rows while the profile has room for them; c.blocked remembers a head that did not fit."""
-    if row < 0 or (c.blocked == c.events and c.prefilling + c.decoding > 0) or settling(c):
+    if row < 0 or (c.blocked == c.events and c.prefilling + c.decoding > 0) or settling(c) or _has_too_many_right(c):
         return 0
     count = 0
     reserve = 0.0
@@ -101,6 +101,13 @@ def _admit_right(c: Records, out: I64, row: int, most: float, flow: float) -> in
         count += 1
         row = peek(c, RIGHT)
     return count
+
+
+@njit
+def _has_too_many_right(c: Records) -> bool:
+    """Memory keeps left rows out, or has had a right row thrown out and none has finished since: the expected footprint
+    is too low, and another right row, such as the one thrown out, would be thrown out again."""
+    return bool(c.tail_right >= 0 and (c.right_settles or c.starved_tokens > 0))
 
 
 @njit
