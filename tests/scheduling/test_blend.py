@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.events import Capacity, Started
+from plait.events import Capacity, Finished, Preempted, Started
 from plait.lengths import Lengths
 from plait.model.steptime import StepTime, paper_a100_8b
 from plait.policy.base import View
@@ -68,3 +68,21 @@ def test_an_idle_engine_has_no_steps_left() -> None:
     c = state_of([50], [9000])
     look_ahead(c)
     assert c["steps_left"] == 0
+
+
+def test_a_memory_heavy_row_that_was_thrown_out_waits_until_one_has_finished() -> None:
+    scheduler = started([50, 50, 5000, 5000], [9000, 9000, 2, 2])
+    assert scheduler.running == 4
+    scheduler.update(Preempted(0, 1.0, requeue=True))
+    assert not len(scheduler.decide(1.0).admit)
+    scheduler.update(Finished(2, 2.0, 200, b"{}", output_tokens=2))
+    assert not len(scheduler.decide(2.0).admit)  # compute-heavy: what holds the memory runs on
+    scheduler.update(Finished(1, 3.0, 200, b"{}", output_tokens=9000))
+    assert scheduler.decide(3.0).admit.tolist() == [0]
+
+
+def test_a_memory_heavy_row_that_was_thrown_out_alone_goes_on() -> None:
+    scheduler = started([50, 5000], [9000, 2])
+    scheduler.update(Preempted(0, 1.0, requeue=True))
+    scheduler.update(Finished(1, 2.0, 200, b"{}", output_tokens=2))
+    assert scheduler.decide(2.0).admit.tolist() == [0]
