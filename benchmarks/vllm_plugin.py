@@ -76,6 +76,8 @@ def serve(name: str) -> None:
         max_num_seqs=4,
         enforce_eager=True,
         enable_prefix_caching=True,
+        gpu_memory_utilization=0.2,
+        dtype="float32",  # not every CPU has fast bfloat16
         **own,
     )
     engine = LLMEngine.from_engine_args(arguments)

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "unitstep": PLANNING,
     "simulate": CORE,
     "deadlines": {"table", "model"},
+    "online": CORE,
     "plan": CORE | {"simulate", "deadlines"},
     "drive": {"scheduler", "events"},
     "data": {"table", "tree", "events", "model"},
@@ -53,7 +54,7 @@ CORE_FORBIDS = {
     "click",
     "rich",
 }
-PURE = CORE | {"deadlines", "drive", "simulate", "plan"}
+PURE = CORE | {"deadlines", "drive", "simulate", "online", "plan"}
 IMPURE_NAMES = {"time", "os", "random"}
 
 

@@ -15,7 +15,7 @@ from plait.policy.base import View
 from plait.scheduling import moves
 from plait.scheduling.live import LiveStepTime
 from plait.scheduling.plan import Planner
-from plait.scheduling.state import ABSENT, DECODE, DONE, PREFILL, WAITING
+from plait.scheduling.state import ABSENT, DECODE, DONE, LEFT, PREFILL, RIGHT, WAITING
 from plait.table import I64
 
 if TYPE_CHECKING:
@@ -79,6 +79,30 @@ class Scheduler:
         if len(new):
             self._planner.replan()
 
+    def renew(self, view: View, lengths: Lengths, generated: I64, running: I64) -> None:
+        """Other rows from now on, for a server's requests, which come and go. ``running``: those that are in the
+        engine, in order of admission; all others wait. ``generated``: tokens that each row has so far, int64 [n]; a row
+        that waits with some was preempted. What was measured of the machine stays."""
+        planner = self._planner.renewed(view, lengths)
+        if self._live is not None:
+            self._live.follow(planner)
+        self._planner, self.state = planner, planner.state
+        self.state.rows["kept"] = generated
+        planner.tell_time(view.now_s)
+        planner.replan()
+        assert planner.order is not None
+        on_right = np.zeros(view.table.n, np.bool_)
+        if planner.order.right is not None:
+            on_right[planner.order.right] = True
+        profiled = planner.order.kernel != "dual-scan"
+        for row in running.tolist():
+            moves.admit(self.state.c, row, RIGHT if on_right[row] else LEFT, profiled)
+            if generated[row]:
+                moves.progress(self.state.c, row, int(generated[row]))
+        rows = self.state.rows
+        self._counts["backlog"] = rows["need"][rows["status"] == PREFILL].sum()
+        planner.requeue()
+
     def update(self, event: Event) -> None:
         """Learn what the engine did. Events of rows that are not running are harmless."""
         match event:
@@ -96,6 +120,10 @@ class Scheduler:
                     self._planner.observe(event.row, event.output_tokens, finished=True)
             case Failed():
                 self._done(event.row)
+
+    def tell_backlog(self, tokens: int) -> None:
+        """An engine that can tell says how many tokens of what was admitted it still has to prefill."""
+        self._counts["backlog"] = tokens
 
     def decide(self, now_s: float) -> Decision:
         """Which rows to submit and to preempt now, and the next step's prefill budget."""

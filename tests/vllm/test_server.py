@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
@@ -27,7 +28,8 @@ pytest.importorskip("vllm")
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 
-LOAD_S = 180.0
+LOAD_S = 500.0
+"""With the scheduler's first compilation."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--port", str(port)]
     command += ["--host", "127.0.0.1", "--scheduler-cls", "plait.vllm.Scheduler", "--max-num-seqs", "1"]
     command += ["--max-model-len", "1024", "--enforce-eager", "--num-gpu-blocks-override", "24"]
+    command += ["--gpu-memory-utilization", "0.2", "--dtype", "float32"]
     command += ["--enable-prompt-tokens-details", "--served-model-name", "m"]
     log = tmp_path_factory.mktemp("server") / "log"
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -47,11 +50,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         wait_up(f"http://127.0.0.1:{port}/health", process, log)
         yield f"http://127.0.0.1:{port}"
-        assert "plait: waiting requests are served for throughput" in log.read_text()
+        assert "plait: waiting requests are served by policy blend" in log.read_text()
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(60)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -80,7 +83,7 @@ def prompts(seed: int, groups: int, each: int) -> list[list[int]]:
     return found
 
 
-def test_answers_come_depth_first_though_clients_send_at_random(server: str) -> None:
+def test_prefix_groups_are_answered_one_by_one_though_clients_send_at_random(server: str) -> None:
     rows = prompts(1, groups=5, each=5)
     ended: list[int] = []
     cached = 0
@@ -102,7 +105,8 @@ def test_answers_come_depth_first_though_clients_send_at_random(server: str) -> 
 
     asyncio.run(all_of_them())
     assert ended[0] == -1 and sorted(ended[1:]) == list(range(len(rows)))
-    assert [rows[index] for index in ended[1:]] == sorted(rows)
+    openings = [tuple(rows[index][:140]) for index in ended[1:]]
+    assert sum(a != b for a, b in pairwise(openings)) == 5 - 1, "one group after the other"
     assert cached == 128 * (25 - 5)
 
 

@@ -21,6 +21,10 @@ class LiveStepTime:
         self._planner, self._calibrator = planner, Calibrator(prior)
         self.due_step = FIRST_FIT_STEPS
 
+    def follow(self, planner: Planner) -> None:
+        """Tell another planner from now on."""
+        self._planner = planner
+
     def observe(self, step: Step) -> None:
         """One step of a live engine."""
         self._calibrator.observe(step)

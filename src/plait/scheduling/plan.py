@@ -40,9 +40,11 @@ FIRST_REPLAN = 8
 class Planner:
     """Owns the ``State`` and keeps its queues and length curves current."""
 
-    def __init__(self, view: View, lengths: Lengths, policy: str) -> None:
+    def __init__(self, view: View, lengths: Lengths, policy: str, observed: int = 0) -> None:
+        """``observed``: answers to other rows that an earlier plan was told."""
         self._view = view
         self._lengths = lengths
+        self._policy = policy
         self._order_of = order_function(policy)
         horizon = longest_output(view.table.max_tokens, view.expected_output_tokens)
         self.state = new_state(view.table, view.tree, view.capacity, view.step_time, len(lengths.survival), horizon)
@@ -51,7 +53,7 @@ class Planner:
         self._take_curves()
         scalars = self.state.scalars[0]
         scalars["exact"] = lengths.exact
-        self._observed = round(float(lengths.state.finished.sum() - lengths.begun_with))
+        self._observed = observed + round(float(lengths.state.finished.sum() - lengths.begun_with))
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
         self._next_replan = max(FIRST_REPLAN, len(self._sample), int(self._observed * REPLAN_GROWTH))
         self._group = root_child(view.tree)
@@ -62,6 +64,14 @@ class Planner:
         self._tiers = Tiers(view.table)
         self._now_s = 0.0
         self.order: Order | None = None
+
+    def renewed(self, view: View, lengths: Lengths) -> Planner:
+        """A planner of other rows on the same machine, as it was measured. Their order is still to be asked for."""
+        view = dataclasses.replace(view, step_time=self._view.step_time)
+        found, before = Planner(view, lengths, self._policy, self._observed), self.state.c
+        for name in ("has_steps", "context_per_prefill_token", "overflowed"):
+            found.state.scalars[0][name] = before[name]
+        return found
 
     def observe(self, row: int, output_tokens: int, finished: bool) -> None:
         """An engine's report on one row's output."""
@@ -168,6 +178,13 @@ class Planner:
             scalars["root_density"] = compute.sum() / max(float(memory.sum()), 1e-300)
         if order.kernel == "blend":
             self._weigh_left(order, view)
+
+    def requeue(self) -> None:
+        """Fill the queues again in the order that was asked for."""
+        assert self.order is not None
+        self._fill_queues(self.order)
+        if self.order.kernel == "blend":
+            self._weigh_left(self.order, self._view_now())
 
     def _view_now(self) -> View:
         """The view with today's estimates."""
