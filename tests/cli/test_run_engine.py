@@ -68,6 +68,30 @@ def test_a_table_without_prompts_is_refused_naming_its_columns(shared: Path, tmp
     assert result.exit_code == 2 and "no column named prompt or messages" in result.output
 
 
+def test_urgent_requests_are_answered_before_the_others_and_lost_deadlines_said_before_starting(tmp_path: Path) -> None:
+    """In submission order, two at a time, with everything urgent at the end of the file."""
+    settings = {"max_tokens": 20, "ignore_eos": True}
+    lines = [batch_line(f"plain-{i}", f"Tell me about the number {i}.", **settings) for i in range(20)]
+    urgency = {
+        "due": {"deadline": 1.5},
+        "first": {"priority": 7},
+        "hopeless": {"deadline": "0.001s"},
+        "easy": {"deadline": "3h"},
+    }
+    lines += [batch_line(name, "Say ok.", metadata=given, **settings) for name, given in urgency.items()]
+    options = ("--max-num-seqs", "2", "--policy", "fcfs", "--deadline", "0.1s")
+    result = plait("run", write_batch(tmp_path, lines), "-o", tmp_path / "out.jsonl", *ENGINE, *options)
+    assert result.exit_code == 0, result.output
+    before, after = result.stderr.split("starting ")
+    assert "1 requests cannot meet their deadline even alone: 'hopeless'" in before
+    assert "its deadline is 0.1 s: 0 of 24 requests would be answered by then" in before
+    assert "deadline" not in after
+    order = [line["custom_id"] for line in read_lines(tmp_path / "out.live.jsonl") if "custom_id" in line]
+    assert len(order) == 24
+    assert set(order[:2]) == {"hopeless", "first"}
+    assert order.index("due") < 10 and order[-1] == "easy"
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_drains_or_stops_the_engine_and_leaves_files_that_can_be_gone_on_from(
