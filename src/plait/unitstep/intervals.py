@@ -6,11 +6,50 @@ import numpy as np
 
 from plait.errors import InputError
 from plait.table import F64, I64
-from plait.unitstep.flow import LARGEST_AREA, OVERDUE_TOKENS, SMALLEST_LOWER, Flow, Rules, enter, new_flow, run
+from plait.unitstep import gittins
+from plait.unitstep.flow import (
+    HEAD,
+    LARGEST_AREA,
+    OVERDUE_TOKENS,
+    SMALLEST_LOWER,
+    TAIL,
+    Flow,
+    Rules,
+    enter,
+    new_flow,
+    run,
+)
 from plait.unitstep.kernel import area, check_requests
 from plait.unitstep.sortedf import swap_order
+from plait.unitstep.turnbull import quantiles
 
 WINDOW, KAPPA = 64, 2.0
+REFITS = 20
+"""Times that what is believed of all lengths is fitted anew, after equal numbers of completions."""
+
+
+def by_interval(s: I64, o: I64, lower: I64, upper: I64, kv_tokens: int) -> Flow:
+    """Least Gittins index first at every step, lengths distributed as all intervals, and the completions so far, say.
+
+    Where no lower end says anything (all are 1), by_lower_end is better: at first nothing is known of any end."""
+    _check(s, o, lower, kv_tokens)
+    bad = np.flatnonzero(~(upper >= o))
+    if len(bad):
+        row = bad[0]
+        raise InputError(f"row {row}: upper end {upper[row]} of the output; the true length {o[row]} or more is needed")
+    if np.all(lower == 1):
+        return by_lower_end(s, o, lower, kv_tokens)
+    n = len(s)
+    flow = new_flow(s, o, lower, np.zeros(n), np.zeros(n))
+    flow.waiting[:] = np.arange(n)
+    flow.counts[HEAD], flow.counts[TAIL] = 0, n
+    for turn in range(REFITS):
+        done = flow.finish >= 0
+        least = np.where(done, o, np.maximum(lower, flow.made + 1))
+        lengths = quantiles(least, np.where(done, o, upper))
+        gittins.renew(flow, lengths)
+        flow = gittins.run(flow, lengths, kv_tokens, left=n - n * (turn + 1) // REFITS)
+    return flow
 
 
 def by_lower_end(s: I64, o: I64, lower: I64, kv_tokens: int) -> Flow:
@@ -50,7 +89,7 @@ def _run(s: I64, o: I64, lower: I64, rank: F64, rules: Rules, kv_tokens: int) ->
 
 def _check(s: I64, o: I64, lower: I64, kv_tokens: int) -> None:
     check_requests(s, o, kv_tokens)
-    bad = np.flatnonzero((lower < 1) | (lower > o))
+    bad = np.flatnonzero(~((lower >= 1) & (lower <= o)))
     if len(bad):
         row = bad[0]
         raise InputError(f"row {row}: lower end {lower[row]} of the output; 1 to the true length {o[row]} is needed")
