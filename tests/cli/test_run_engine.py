@@ -78,7 +78,7 @@ def test_urgent_requests_are_answered_before_the_others_and_lost_deadlines_said_
         "hopeless": {"deadline": "0.001s"},
         "easy": {"deadline": "3h"},
     }
-    lines += [batch_line(name, "Say ok.", metadata=given, **settings) for name, given in urgency.items()]
+    lines += [batch_line(name, f"Say {name}.", metadata=given, **settings) for name, given in urgency.items()]
     options = ("--max-num-seqs", "2", "--policy", "fcfs", "--deadline", "0.1s")
     result = plait("run", write_batch(tmp_path, lines), "-o", tmp_path / "out.jsonl", *ENGINE, *options)
     assert result.exit_code == 0, result.output
