@@ -49,6 +49,11 @@ def _cache_folder() -> str:
 _CACHE_FOLDER = _config.CACHE_DIR or _cache_folder()
 
 
+def compiled_before() -> bool:
+    """Whether anything that these sources compile to is in the cache: if not, a first plan takes about a minute."""
+    return bool(_CACHE_FOLDER) and any(Path(_CACHE_FOLDER).rglob("*.nbc"))
+
+
 def njit(function: F) -> F:
     """Compile in nopython mode on first call and keep the machine code on disk (``cache=True``)."""
     given = _config.CACHE_DIR

@@ -10,6 +10,7 @@ from itertools import islice
 
 import numpy as np
 
+from plait._numba import compiled_before
 from plait.data.job import LISTED_PROBLEMS, BatchRequest, Job, open_job
 from plait.data.limits import model_faults
 from plait.data.problems import Fault
@@ -105,7 +106,8 @@ def run_batch(batch: BatchOptions, place: Place, options: Options, watch: Watch,
 
 
 def _execute(batch: BatchOptions, place: Place, job: Job, run: Run, watch: Watch, say: Say) -> Report:
-    say(f"planning {len(run.rows):,} requests")
+    first = "" if compiled_before() else "; a first run compiles the planner, which takes a minute or two"
+    say(f"planning {len(run.rows):,} requests{first}")
     started_s, started_unix_s = time.monotonic(), time.time()
     prepared = prepare(
         job,
