@@ -26,7 +26,7 @@ from embedded import no_sharing, prefix_rich, write_batch
 from plait.engine.machine import MAX_BATCHED_TOKENS, MAX_NUM_SEQS
 
 BATCHED_TOKENS = (256, 512, 1024, 2048)
-NUM_SEQS = (32, 64, 256)
+NUM_SEQS = (32, 64, 128, 256)
 
 
 def run(batch: Path, out: Path, kv_tokens: int, batched_tokens: int, num_seqs: int) -> tuple[float, float, int]:

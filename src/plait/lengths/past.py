@@ -125,7 +125,7 @@ def _count(at: I64, output_tokens: I64, max_tokens: I64) -> Counts:
 
 
 def dense(stored: dict[str, list[float]], bins: int) -> Counts:
-    """Raises ValueError, TypeError or AttributeError for what was never stored by ``History``."""
+    """Raises ValueError, TypeError or AttributeError for what was never stored by ``Past``."""
     counts = np.zeros((3, bins))
     for j, column in stored.items():
         if 0 <= int(j) < bins:

@@ -23,7 +23,6 @@ SAID_AT = 0.1
 MIN_CALIBRATION_STEPS = 50
 """Steps a run must have had before its step times are worth keeping."""
 
-
 Say = Callable[[str], None]
 
 

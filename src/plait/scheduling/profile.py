@@ -74,8 +74,8 @@ def rounding(c: Records) -> float:
 
 @njit
 def spread(c: Records, p: float, load: float) -> float:
-    """Of the footprint of a row that is alive with probability p and then holds ``load``: of its life, and of the part
-    of a block that it loses to rounding."""
+    """Variance of the footprint of a row that is alive with probability p and then holds ``load``: of its life, and of
+    the part of a block that it loses to rounding."""
     return float(p * ((1.0 - p) * load * load + c.block * c.block / 12.0))
 
 
