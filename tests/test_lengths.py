@@ -204,6 +204,24 @@ def test_nothing_seen_means_the_prior_and_remaining_grows_with_age() -> None:
     assert lengths.expected_remaining(0, 5000) > lengths.expected_remaining(0, 500) > lengths.expected_remaining(0, 5)
 
 
+def test_whoever_asks_for_few_tokens_is_expected_to_use_half_of_them_whatever_others_ask() -> None:
+    caps = np.repeat([32, 2000], 20)
+    table = RequestTable.of(np.full(40, 10), caps)
+    lengths = Lengths.unknown(table, PrefixTree.without_sharing(40))
+    assert 0.4 * 32 < lengths.expected[0] < 0.7 * 32
+    assert lengths.expected[39] > 100
+
+
+def test_a_few_early_short_answers_do_not_shorten_what_nobody_has_seen() -> None:
+    table = RequestTable.of(np.full(40, 10), np.full(40, 64))
+    lengths = Lengths.unknown(table, PrefixTree.without_sharing(40))
+    before = lengths.expected_remaining(39, 4)
+    lengths.observe_rows(np.arange(10), np.full(10, 2))
+    lengths.observe_rows(np.arange(10, 40), np.full(30, 4), finished=False)
+    lengths.refresh()
+    assert lengths.expected_remaining(39, 4) > 0.95 * before
+
+
 # ---------------------------------------------------------------- known lengths, the paper's rule
 
 

@@ -36,6 +36,14 @@ def test_what_the_pieces_do_not_tell_apart_keeps_the_proportions_of_the_guess() 
     assert alone.seconds((0.0, 1.0)) == pytest.approx(2.0, rel=0.05)
 
 
+def test_a_machine_slow_at_one_kind_is_not_taken_to_be_as_slow_at_another() -> None:
+    rates = Rates((1.0, 1.0), follows=(0.5, 1.0))
+    for _ in range(100):
+        rates.add((1.0, 99.0), 1.0 * 4 + 99.0 * 16)
+    assert rates.seconds((1.0, 0.0)) == pytest.approx(4.0, rel=0.01)
+    assert rates.seconds((0.0, 1.0)) == pytest.approx(16.0, rel=0.01)
+
+
 def test_a_machine_that_gets_slower_is_followed() -> None:
     rates = Rates((1.0, 1.0))
     for k in range(600):
@@ -45,7 +53,7 @@ def test_a_machine_that_gets_slower_is_followed() -> None:
 
 def test_nothing_is_said_before_the_first_piece() -> None:
     rates = Rates((1.0, 1.0))
-    assert not rates.seen and math.isnan(rates.seconds((1.0, 1.0)))
+    assert math.isnan(rates.seconds((1.0, 1.0)))
 
 
 @given(st.lists(st.tuples(units, units, positive), min_size=1, max_size=30))

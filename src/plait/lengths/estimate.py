@@ -50,6 +50,7 @@ class Lengths:
             parent=classes.parent,
             level=classes.level,
             class_rows=classes.counts(),
+            cap_rows=_rows_by_cap(table.max_tokens, at),
             grid_tokens=at,
             seen=np.full(n, UNSEEN, np.int64),
             finished=np.zeros((c, len(at))),
@@ -254,6 +255,12 @@ class Lengths:
         if self._known is None:
             refit(self.state)
             self._expected = None
+
+
+def _rows_by_cap(max_tokens: I64, at: I64) -> F64:
+    """How many rows' caps are in each bin (at[j], at[j + 1]], float64 [g]."""
+    bins = np.searchsorted(at, np.clip(max_tokens, 1, at[-1])) - 1
+    return np.bincount(bins, minlength=len(at)).astype(np.float64)
 
 
 def paper_estimate(tree: PrefixTree, sample_rows: I64, sample_tokens: I64) -> F64:

@@ -19,7 +19,9 @@ from plait.lengths.classes import PREFIX_LEVELS
 from plait.table import F64, I32, I64
 
 PRIOR_TOKENS = 256.0
-"""Mean of the job's curve until answers are seen (a Lomax curve, which has a long tail); counts like one answer."""
+"""Mean of an answer's curve until answers are seen (a Lomax curve, which has a long tail), or its ``max_tokens`` where
+that is less: whoever asks for so little expects little, and a quarter of such answers are cut off. The job's curve is
+that of its rows together; it counts like one answer."""
 PREFIX_RATIO, LENGTH_RATIO = 1.0, 0.05
 """First guess of the variance between classes over the variance inside, for classes cut by prefix and by prompt length:
 a guess gives way to the data as these get more exact than the guess itself (standard deviation = value)."""
@@ -43,6 +45,7 @@ class LengthState(NamedTuple):
     parent: I32  # [c]
     level: I32  # [c]
     class_rows: F64  # [c] rows in the class and below
+    cap_rows: F64  # [g] rows of the job whose max_tokens is in bin j
     grid_tokens: I64  # [g]
     seen: I64  # [n] tokens a running row was last seen with, or UNSEEN, or DONE
     finished: F64  # [c, g] answers that ended in bin j
@@ -118,8 +121,7 @@ def refit(state: LengthState) -> None:
     running, part = state.running.copy(), state.running_part.copy()
     _pool(state, ended, tokens, running, part)
     weight = _weights(state.parent, state.level, ended)
-    mean = (PRIOR_TOKENS + tokens[0].sum() + (running[0] * at).sum()) / (1.0 + ended[0].sum())
-    prior = (1.0 + at / mean) ** -2.0
+    prior = _prior(state, ended[0].sum(), tokens[0].sum() + (running[0] * at).sum())
     middle = np.empty(len(at))
     middle[:-1] = (at[:-1] + 1 + at[1:]) / 2
     middle[-1] = at[-1]
@@ -128,6 +130,30 @@ def refit(state: LengthState) -> None:
         p = parent[c]
         above, centre = state.survival[p], state.centre[p]
         _curve(state, c, ended[c], tokens[c], running[c], part[c], above, centre, weight[c])
+
+
+@njit
+def _prior(state: LengthState, ended: float, tokens: float) -> F64:
+    """The job's curve before answers are seen: at each length the hazards of the rows that may become so long, on
+    average. Stretched to the mean of those seen (``ended``, with their ``tokens``) where that is longer; never
+    shortened, since the answers that end first are the short ones of a job."""
+    at, rows = state.grid_tokens, state.cap_rows
+    caps = np.flatnonzero(rows[:-1] > 0)
+    means = np.minimum(PRIOR_TOKENS, at[caps + 1].astype(np.float64))
+    begin = (rows[caps] * means).sum() / max(rows[caps].sum(), 1.0) if len(caps) else PRIOR_TOKENS
+    stretch = max(1.0, (1.0 + tokens / begin) / (1.0 + ended))
+    curve = np.ones(len(at))
+    first = 0
+    for j in range(len(at) - 1):
+        while first < len(caps) - 1 and caps[first] < j:
+            first += 1
+        ends, of_rows = 0.0, 0.0
+        for k in range(first, len(caps)):
+            mean = stretch * means[k]
+            ends += rows[caps[k]] * (1.0 - ((mean + at[j]) / (mean + at[j + 1])) ** 2)
+            of_rows += rows[caps[k]]
+        curve[j + 1] = curve[j] * (1.0 - ends / max(of_rows, 1.0))
+    return curve
 
 
 @njit

@@ -315,7 +315,7 @@ class LiveStats:
         else:
             share = self._computed / self._prompt_seen if self._prompt_seen else 1.0
             prompt = float(self._prompt[unfilled].sum()) * min(share, 1.0)
-        if self._steps_left is not None and self._steps_left.ready:
+        if self._steps_left is not None and self._steps_left.begun:
             running = np.fromiter(self._started_s, np.int64, len(self._started_s))
             rest[running] = False
             return self._steps_left.seconds(running, np.flatnonzero(rest), prompt)

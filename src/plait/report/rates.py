@@ -20,11 +20,15 @@ ROUNDS = 200
 class Rates:
     """Seconds per unit of k kinds of work: non-negative least squares over pieces of time."""
 
-    def __init__(self, guess: Sequence[float], guess_s: float = GUESS_S) -> None:
-        """``guess``: seconds per unit of each kind; what the pieces do not tell apart keeps its proportions. It counts
-        like ``guess_s`` seconds of pieces."""
+    def __init__(
+        self, guess: Sequence[float], guess_s: float = GUESS_S, follows: Sequence[float] | None = None
+    ) -> None:
+        """``guess``: seconds per unit of each kind, for the pieces that do not tell kinds apart; it counts like
+        ``guess_s`` seconds of pieces. On a machine f times as slow as guessed a kind costs f ** ``follows`` times its
+        guess (1: all kinds keep their proportions)."""
         self._guess_s = guess_s
         self._guess = np.array(guess, np.float64)
+        self._follows = np.ones(len(self._guess)) if follows is None else np.array(follows, np.float64)
         k = len(self._guess)
         self._products, self._units, self._recent = np.zeros((k, k)), np.zeros(k), np.zeros(k)
         self._time_s = self._recent_s = 0.0
@@ -40,11 +44,6 @@ class Rates:
         self._recent = keep * self._recent + work
         self._recent_s = keep * self._recent_s + took_s
 
-    @property
-    def seen(self) -> bool:
-        """Whether there was any piece."""
-        return self._time_s > 0
-
     def seconds(self, units: Sequence[float] | F64) -> float:
         """Time for so many units at the speed of the latest pieces; nan before any."""
         rates = self._fit()
@@ -55,10 +54,9 @@ class Rates:
 
     def _fit(self) -> F64:
         """Seconds per unit. Solved for the factors by which the guess, scaled to the time so far, is wrong."""
-        guessed_s = float(self._guess @ self._units)
-        if guessed_s <= 0:
+        if float(self._guess @ self._units) <= 0:
             return np.zeros(len(self._guess))
-        scaled = self._guess * (self._time_s / guessed_s)
+        scaled = self._scaled_guess()
         weight = self._guess_s + GUESS_SHARE * self._time_s
         matrix = self._products * np.outer(scaled, scaled) + weight * np.eye(len(scaled))
         right = self._units * scaled + weight
@@ -71,3 +69,16 @@ class Rates:
                 break
         rates: F64 = scaled * factor
         return rates
+
+    def _scaled_guess(self) -> F64:
+        """The guess for a machine on which it explains the time so far. Newton's method, convex in log f."""
+        log_f = 0.0
+        for _ in range(ROUNDS):
+            guess = self._guess * np.exp(log_f * self._follows)
+            guessed_s = float(guess @ self._units)
+            step = math.log(self._time_s / guessed_s) * guessed_s / float((guess * self._follows) @ self._units)
+            log_f += step
+            if abs(step) < 1e-6:
+                break
+        scaled: F64 = self._guess * np.exp(log_f * self._follows)
+        return scaled

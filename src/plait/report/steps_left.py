@@ -23,6 +23,8 @@ DRAWS = 4
 STEP_COSTS = (25e-3, 0.5e-3, 0.5e-3, 2e-6)
 """Seconds of a step, of a prompt token, of a decoding sequence and of a KV token read, until steps show them: only the
 proportions matter (SmolLM2-135M on two cores)."""
+FOLLOWS = (0.5, 1.0, 1.0, 0.5)
+"""How they vary between machines: computing tokens differs most, reading weights and KV cache about half as much."""
 
 
 class Curves(Protocol):
@@ -50,7 +52,7 @@ class StepsLeft:
         step_costs: tuple[float, float, float, float] = STEP_COSTS,
     ) -> None:
         self._curves, self._prompt, self._most, self._capacity = curves, prompt_tokens, max_tokens, capacity
-        self._rates = Rates(step_costs)
+        self._rates = Rates(step_costs, follows=FOLLOWS)
         self._ended: list[tuple[int, int]] = []
         self._steps = 0
         self._told: dict[int, tuple[int, int]] = {}  # running row -> tokens when last told, and steps by then
@@ -70,7 +72,8 @@ class StepsLeft:
                 work = (1.0, event.prefill_tokens, event.decode_seqs, event.decode_context_tokens)
                 began_s = event.t_s - event.duration_s
                 idle_s = began_s - self._last_s  # what an engine does between two steps is part of their cost
-                self._rates.add(work, event.duration_s + max(0.0, min(idle_s, event.duration_s)))
+                if self._steps > 1:  # the first one also pays for what an engine sets up when it is first used
+                    self._rates.add(work, event.duration_s + max(0.0, min(idle_s, event.duration_s)))
                 self._last_s = event.t_s
             case Finished() | Failed() | Preempted():
                 self._told.pop(event.row, None)
@@ -78,12 +81,12 @@ class StepsLeft:
             self._ended.append((event.row, max(1, event.output_tokens)))
 
     @property
-    def ready(self) -> bool:
-        """Whether any step was seen."""
-        return self._rates.seen
+    def begun(self) -> bool:
+        """Whether any step was seen: this engine shows them."""
+        return self._steps > 0
 
     def seconds(self, running: I64, waiting: I64, prompt_left: float) -> float:
-        """Seconds left. ``running`` and ``waiting`` are rows, ``prompt_left`` prompt tokens still to compute."""
+        """Seconds left, nan before the second step. ``running`` and ``waiting`` are rows, ``prompt_left`` prompt tokens still to compute."""
         generated = np.array([self._generated(row) for row in running.tolist()], np.int64)
         self._learn(running, generated)
         expected = self._curves.expected
