@@ -5,6 +5,7 @@
     python benchmarks/servers.py --memory [--rows N]  peak memory of runs of 10 000 and N (100 000) requests
     python benchmarks/servers.py --http2              HTTP/2 against HTTP/1.1, over TLS
     python benchmarks/servers.py --chaos              two servers, one killed five times, a tenth of all requests faulty
+    python benchmarks/servers.py --routing            groups to the least loaded server, or by the partition of the job
     python benchmarks/servers.py --llama [--rows 96]  llama.cpp: all at once in file order against ``plait run``
     python benchmarks/servers.py --vllm [--rows 96]   the same with a plain vLLM server (see servers_vllm.py)
 
@@ -39,7 +40,7 @@ def real(kind: str, n: int, repeats: int, goals: list[str]) -> dict[str, float]:
 def main() -> None:
     """Do what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("clients", "driver", "memory", "http2", "chaos", "llama", "vllm"):
+    for name in ("clients", "driver", "memory", "http2", "chaos", "routing", "llama", "vllm"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=1)
@@ -52,6 +53,7 @@ def main() -> None:
         "memory": lambda: run("servers_driver", "memory", options.rows or 100_000),
         "http2": lambda: run("servers_http2", "compare", options.rows or 2000),
         "chaos": lambda: run("servers_chaos", "chaos"),
+        "routing": lambda: run("servers_routing", "compare"),
         "llama": lambda: real("llama", options.rows or 96, options.repeats, options.goal),
         "vllm": lambda: real("vllm", options.rows or 96, options.repeats, options.goal),
     }

@@ -37,7 +37,7 @@ SLOTS, KV_TOKENS = 4, 6144
 THREADS = len(os.sched_getaffinity(0))
 GROUPS = 8
 SHORT_TOKENS, LONG_TOKENS, LONG_SHARE = 8, 96, 0.25
-WARM_UP = 4
+WARM_UP = 2
 """Requests of the first pass, which is discarded."""
 
 

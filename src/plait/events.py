@@ -37,6 +37,9 @@ class Capacity:
     """True if the engine honours ``Decision.prefill_budget_tokens`` for its next step."""
     preempts_on_request: bool = False
     """True if ``Engine.cancel`` may be used to preempt a request that is submitted again later."""
+    queued_seqs: int = 0
+    """Sequences that the engine holds beyond those that run (a server's own queue; prefix groups that a pool chooses
+    from): they are handed over early, and run no sooner for it. Counts where ``max_num_seqs`` does."""
 
 
 @dataclass(frozen=True, slots=True)

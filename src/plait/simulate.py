@@ -138,8 +138,8 @@ def result(planner: Planner, machine: Machine) -> Result:
 
 
 def preempting(capacity: Capacity) -> Capacity:
-    """The capacity of a virtual engine, which can always be told to preempt."""
-    return dataclasses.replace(capacity, preempts_on_request=True)
+    """The capacity of a virtual engine, which can always be told to preempt and has no queue of its own."""
+    return dataclasses.replace(capacity, preempts_on_request=True, queued_seqs=0)
 
 
 def checked_output(table: RequestTable, output_tokens: I64, capacity: Capacity) -> I64:

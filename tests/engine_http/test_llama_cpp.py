@@ -34,7 +34,8 @@ def test_its_slots_context_and_kv_are_discovered(url: str) -> None:
     server = pool._dispatcher.servers[0]
     info, limit = server.info, server.window.limit
     pool.close()
-    assert capacity.max_context_tokens == 2048 and capacity.max_num_seqs == 32 and len(models) == 1
+    assert capacity.max_context_tokens == 2048 and len(models) == 1
+    assert (capacity.max_num_seqs, capacity.queued_seqs) == (2, 30), "what runs at once, and what is chosen from"
     assert (info.kv_tokens, info.block_tokens, info.slot_caches, limit) == (2048, 1, 2, 2)
 
 

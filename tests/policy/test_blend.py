@@ -11,6 +11,7 @@ from plait.policy.blend import blend, depth_first_long_first, work
 from plait.policy.units import shuffled_depth_first, split_units
 from plait.table import RequestTable
 from plait.tree.build import tree_from_groups
+from plait.tree.prefix import PrefixTree
 from tests.simulation import small_job
 
 
@@ -36,6 +37,13 @@ def test_long_outputs_come_first_in_a_depth_first_order() -> None:
     job = small_job(2, 40)
     expected = np.arange(40, dtype=np.float64)
     assert depth_first_long_first(job.tree, expected)[0] == 39
+
+
+def test_lone_requests_of_equal_length_keep_their_order() -> None:
+    assert depth_first_long_first(PrefixTree.without_sharing(5), np.full(5, 7.0)).tolist() == [0, 1, 2, 3, 4]
+    prompt = np.full(6, 100)
+    mixed = tree_from_groups(prompt, np.array([-1, 0, 0, -1, 0, -1]), np.array([0, 80, 80, 0, 80, 0]))
+    assert depth_first_long_first(mixed, np.full(6, 7.0)).tolist() == [0, 3, 5, 1, 2, 4]
 
 
 def test_shares_of_a_prefix_add_up_to_computing_it_once() -> None:

@@ -12,6 +12,7 @@ from plait.lengths import Lengths
 from plait.model.steptime import paper_a100_8b
 from plait.policy.base import View, order_function
 from plait.policy.latency import AGEING, machine_time_s, private_prompt_tokens, started_in_time
+from plait.scheduler import Scheduler
 from plait.simulate import simulate
 from plait.table import RequestTable
 from plait.tree.build import tree_from_groups
@@ -69,6 +70,15 @@ def test_known_lengths_are_hardly_ever_preempted() -> None:
     for name in NAMES:
         result = simulate(table, tree, o, Lengths.known(table, o), capacity, paper_a100_8b("sequential"), name)
         assert result.preemptions <= 0.01 * table.n
+
+
+def test_requests_that_an_engine_only_queues_make_no_long_answer_urgent() -> None:
+    """llama.cpp with four slots is handed 64 requests, and ends the long ones in time though they come last."""
+    s, o = [60] * 96, [96] * 24 + [8] * 72
+    table, capacity = RequestTable.of(s, max_tokens=o), Capacity(1 << 40, max_num_seqs=4, queued_seqs=60)
+    view = View(table, PrefixTree.without_sharing(96), np.array(o, float), capacity, paper_a100_8b("sequential"))
+    handed_over = Scheduler(view, Lengths.known(table, np.array(o)), "latency").decide(0.0).admit
+    assert len(handed_over) == 64 and handed_over.min() >= 24
 
 
 def test_an_answer_that_would_outlast_all_others_starts_before_its_turn() -> None:

@@ -195,18 +195,20 @@ class HttpPool:
         # Slots share nothing, and servers may be added: there, the pool itself keeps to what each server holds.
         countable = all(i.kv_tokens and not i.slot_caches for i in infos) and settings.endpoints_file is None
         kv_tokens = settings.kv_tokens or (sum(info.kv_tokens for info in infos) if countable else 0)
-        seqs = sum(SLOT_AHEAD * i.slot_caches or AHEAD * (i.max_num_seqs or UNKNOWN_SEQS) for i in infos)
+        seqs = sum(info.max_num_seqs or UNKNOWN_SEQS for info in infos)
+        held = sum(SLOT_AHEAD * info.slot_caches or AHEAD * (info.max_num_seqs or UNKNOWN_SEQS) for info in infos)
         if settings.endpoints_file is not None:
-            seqs = max(seqs, AHEAD * UNKNOWN_SEQS)
+            seqs, held = max(seqs, UNKNOWN_SEQS), max(held, AHEAD * UNKNOWN_SEQS)
         if settings.max_concurrency:
             ahead = SLOT_AHEAD if any(info.slot_caches for info in infos) else AHEAD
-            seqs = min(seqs, ahead * settings.max_concurrency)
+            seqs, held = min(seqs, settings.max_concurrency), min(held, ahead * settings.max_concurrency)
         contexts = [info.max_context_tokens for info in infos if info.max_context_tokens]
         return Capacity(
             kv_tokens=kv_tokens or UNKNOWN_KV_TOKENS,
             block_tokens=settings.block_tokens or max(max(info.block_tokens for info in infos), 1),
             max_num_seqs=seqs,
             max_context_tokens=settings.max_context_tokens or min(contexts, default=0),
+            queued_seqs=held - seqs,
         )
 
     def _raise_if_gone(self) -> None:

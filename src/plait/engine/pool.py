@@ -95,6 +95,8 @@ class Balancer:
             self.add(flight)
 
     def _home(self, flight: Flight) -> Member | None:
+        if len(self.members) == 1:
+            return self.members[0] if self.members[0].up else None
         up = [member for member in self.members if member.up]
         if not up:
             return None

@@ -51,9 +51,10 @@ class VllmEngine:
         self._capacity = Capacity(
             kv_tokens=self._loaded.kv_tokens,
             block_tokens=self._loaded.block_tokens,
-            max_num_seqs=seqs + -(-seqs // QUEUE_SHARE),
+            max_num_seqs=seqs,
             max_batched_tokens=self._loaded.max_batched_tokens,
             max_context_tokens=self._loaded.max_context_tokens,
+            queued_seqs=-(-seqs // QUEUE_SHARE),
         )
 
     @property

@@ -94,12 +94,12 @@ def depth_first_long_first(tree: PrefixTree, expected: F64) -> I64:
 
 
 def root_child(tree: PrefixTree) -> I64:
-    """Top-level subtree of each row, int64 [n]: a node, or -1 - row for a row that hangs off the root."""
+    """Top-level subtree of each row, int64 [n]: a node, or row - n for a row that hangs off the root."""
     top = np.arange(tree.n_nodes, dtype=np.int64)
     starts = np.flatnonzero(tree.parent == 0)
     for v in starts:
         top[v : tree.subtree_end[v]] = v
     group = top[tree.node_of]
     alone = tree.node_of == 0
-    group[alone] = -1 - np.flatnonzero(alone)
+    group[alone] = np.flatnonzero(alone) - len(group)
     return group

@@ -60,11 +60,13 @@ def aged(key: F64, view: View) -> F64:
 
 def machine_time_s(view: View) -> F64:
     """Machine time of each request, float64 [n]: with private prompt s, output o and area A its share of the fixed
-    time of steps (a A / M), the KV it reads (c A) and the tokens it computes (b (s + o - 1)); research.md §B."""
+    time of steps (a A / M; a o / S where S sequences are all that run), the KV it reads (c A) and the tokens it
+    computes (b (s + o - 1)); research.md §B."""
     cost, tokens = view.step_time, private_prompt_tokens(view)
     step_s = max(cost.weights_s, cost.gemm_base_s) + cost.overhead_s + cost.comm_base_s
-    per_area = step_s / view.capacity.kv_tokens + cost.kv_read_s_per_token
-    seconds: F64 = per_area * _area(view, tokens) + cost.gemm_s_per_token * (tokens + view.expected_output_tokens - 1)
+    computed = tokens + view.expected_output_tokens - 1
+    read_s = cost.kv_read_s_per_token * _area(view, tokens)
+    seconds: F64 = step_s * steps_share(view) + read_s + cost.gemm_s_per_token * computed
     return seconds
 
 

@@ -103,7 +103,8 @@ class State:
         self.status[record.row] = ANSWERED if record.ok else FAULTED if record.retry else FAILED
         self.offset[record.row] = offset
         self.length[record.row] = length
-        self.finish_reasons.update(record.finish)
+        for reason in record.finish:
+            self.finish_reasons[reason] += 1
         self.prompt_tokens += record.prompt
         self.cached_tokens += record.cached
         self.output_tokens += record.output

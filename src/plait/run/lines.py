@@ -18,6 +18,9 @@ from plait.events import Failed, Finished
 RETRIED_4XX = frozenset({408, 409, 425, 429})
 """Client-error statuses that speak of the moment, not of the request."""
 
+ID_BYTES = 24
+"""One half of them makes the id of a line, the other that of its request."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -25,12 +28,13 @@ class LineWriter:
     """Makes the lines of one job. ``secrets`` are replaced by asterisks wherever they turn up."""
 
     def __init__(self, fingerprint: str, secrets: tuple[str, ...] = ()) -> None:
-        self._seed = hashlib.blake2b(fingerprint.encode(), digest_size=16)
+        self._seed = hashlib.blake2b(fingerprint.encode(), digest_size=ID_BYTES)
         self._secrets = [secret.encode() for secret in secrets if secret]
 
     def answer(self, row: int, custom_id: str, metadata: Mapping[str, Any], status_code: int, body: bytes) -> bytes:
         """The endpoint's reply, whatever its status: ``body`` is one JSON object on one line."""
-        return self._line(row, custom_id, metadata, self._response(row, status_code, body), b"null")
+        line_id, request_id = self._ids(row)
+        return self._line(line_id, custom_id, metadata, _response(request_id, status_code, body), b"null")
 
     def failure(self, row: int, custom_id: str, metadata: Mapping[str, Any], failed: Failed) -> bytes:
         """A request without an answer: as an HTTP-level failure where there was a status, else as never executed."""
@@ -40,7 +44,7 @@ class LineWriter:
         error = {"code": failed.code, "message": failed.message}
         if failed.param is not None:
             error["param"] = failed.param
-        return self._line(row, custom_id, metadata, b"null", _encode(error))
+        return self._line(self._ids(row)[0], custom_id, metadata, b"null", _encode(error))
 
     def refusal(self, row: int, problem: Problem, metadata: Mapping[str, Any] | None = None) -> bytes:
         """A line of input that cannot run, in the shape of a 400 answer; ``line`` is given where there is no
@@ -53,21 +57,20 @@ class LineWriter:
             "code": problem.code,
         }
         extra = {"line": problem.line} if problem.custom_id is None else {}
-        response = self._response(row, 400, _encode({"error": error}))
-        return self._line(row, problem.custom_id, metadata or {}, response, b"null", extra)
+        line_id, request_id = self._ids(row)
+        response = _response(request_id, 400, _encode({"error": error}))
+        return self._line(line_id, problem.custom_id, metadata or {}, response, b"null", extra)
 
-    def _id(self, row: int, kind: str) -> bytes:
+    def _ids(self, row: int) -> tuple[bytes, bytes]:
+        """Of the row's line and of its request, in hexadecimal."""
         digest = self._seed.copy()
-        digest.update(f"{kind}{row}".encode())
-        return digest.hexdigest()[:24].encode()
-
-    def _response(self, row: int, status_code: int, body: bytes) -> bytes:
-        head = b'{"status_code":%d,"request_id":"req_%b","body":' % (status_code, self._id(row, "req"))
-        return head + body.strip() + b"}"
+        digest.update(b"%d" % row)
+        both = digest.hexdigest().encode()
+        return both[:ID_BYTES], both[ID_BYTES:]
 
     def _line(
         self,
-        row: int,
+        line_id: bytes,
         custom_id: str | None,
         metadata: Mapping[str, Any],
         response: bytes,
@@ -75,7 +78,7 @@ class LineWriter:
         extra: Mapping[str, Any] | None = None,
     ) -> bytes:
         parts = b'{"id":"batch_req_%b","custom_id":%b,"response":%b,"error":%b' % (
-            self._id(row, "batch_req"),
+            line_id,
             _encode(custom_id),
             response,
             error,
@@ -86,6 +89,11 @@ class LineWriter:
         for secret in self._secrets:
             line = line.replace(secret, b"***")
         return line
+
+
+def _response(request_id: bytes, status_code: int, body: bytes) -> bytes:
+    head = b'{"status_code":%d,"request_id":"req_%b","body":' % (status_code, request_id)
+    return head + body.strip() + b"}"
 
 
 def _error_body(failed: Failed) -> bytes:

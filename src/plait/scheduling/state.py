@@ -193,7 +193,7 @@ def new_state(
         "waiting": n,
         "capacity": capacity.kv_tokens or UNLIMITED,
         "block": block,
-        "max_seqs": capacity.max_num_seqs or UNLIMITED,
+        "max_seqs": capacity.max_num_seqs + capacity.queued_seqs if capacity.max_num_seqs else UNLIMITED,
         "chunk": capacity.max_batched_tokens or UNLIMITED,
         "gate": capacity.prefix_lookup_at_submit,
         "budgeted": capacity.takes_prefill_budget,
