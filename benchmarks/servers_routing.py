@@ -3,7 +3,7 @@ data-parallel partition of the whole job (``plait.partition``) gives it beforeha
 
 Imported by ``benchmarks/servers.py``. The servers are played: SLOTS requests at once, a cache of the last
 CACHED_GROUPS prefixes, one unit of time an output token and PREFILL_TIME a computed prompt token. Routing is the pool's
-own code, given requests in the order that is planned for them, AHEAD times as many as run.
+own code, given requests in the order that is planned for them, POOL_AHEAD times as many as run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.engine.http import AHEAD
+from plait.engine.http import POOL_AHEAD
 from plait.engine.http_flight import UNKNOWN_OUTPUT_TOKENS, Flight
 from plait.engine.member import Member
 from plait.engine.pool import Balancer
@@ -100,7 +100,7 @@ def play(job: Job, balancer: Balancer, streams: Sequence[Sequence[int]], speeds:
     computed = 0
 
     def hand_over() -> None:
-        while sum(here) < AHEAD * SLOTS * SERVERS and any(left):
+        while sum(here) < POOL_AHEAD * SLOTS * SERVERS and any(left):
             index = min((i for i in range(len(left)) if left[i]), key=here.__getitem__)
             row = left[index].popleft()
             here[index] += 1

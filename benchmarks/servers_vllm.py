@@ -37,7 +37,7 @@ def vllm_server(name: str, kv_tokens: int) -> Iterator[Callable[[], str]]:
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", os.environ["PLAIT_VLLM_MODEL"]]
     command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--max-model-len", str(MAX_MODEL_LEN), "--num-gpu-blocks-override", str(kv_tokens // BLOCK_TOKENS)]
-    command += ["--enable-prompt-tokens-details"]
+    command += ["--enable-prompt-tokens-details", "--dtype", "float32"]  # not every CPU has fast bfloat16
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=quiet, stderr=quiet, env=os.environ | ENVIRONMENT, process_group=0)
     try:

@@ -24,9 +24,10 @@ __all__ = ["HttpPool", "HttpSettings"]
 
 UNKNOWN_SEQS = 256
 """Requests that a server of which nothing is known is assumed to run at once."""
-AHEAD, SLOT_AHEAD = 2, 16
-"""Requests handed to the pool for each one that can run, and for each slot of llama.cpp: there they must show the pool
-prefix groups to run side by side, while more would leave less of the order open to what is learned meanwhile."""
+AHEAD, POOL_AHEAD, SLOT_AHEAD = 2, 4, 16
+"""Requests handed to the pool for each one that can run: at one server, at each of several, and for each slot of
+llama.cpp. Several must have prefix groups of their own before they have to cut those of others, and slots run groups
+side by side; more would leave less of the order open to what is learned meanwhile."""
 UNKNOWN_KV_TOKENS = 1 << 40
 SPARE_FILES = 128
 WAKE_S = 0.003
@@ -196,19 +197,20 @@ class HttpPool:
         countable = all(i.kv_tokens and not i.slot_caches for i in infos) and settings.endpoints_file is None
         kv_tokens = settings.kv_tokens or (sum(info.kv_tokens for info in infos) if countable else 0)
         seqs = sum(info.max_num_seqs or UNKNOWN_SEQS for info in infos)
-        held = sum(SLOT_AHEAD * info.slot_caches or AHEAD * (info.max_num_seqs or UNKNOWN_SEQS) for info in infos)
         if settings.endpoints_file is not None:
-            seqs, held = max(seqs, UNKNOWN_SEQS), max(held, AHEAD * UNKNOWN_SEQS)
+            seqs = max(seqs, UNKNOWN_SEQS)
         if settings.max_concurrency:
-            ahead = SLOT_AHEAD if any(info.slot_caches for info in infos) else AHEAD
-            seqs, held = min(seqs, settings.max_concurrency), min(held, ahead * settings.max_concurrency)
+            seqs = min(seqs, settings.max_concurrency)
+        ahead = AHEAD if len(self._endpoints) == 1 and settings.endpoints_file is None else POOL_AHEAD
+        if all(info.slot_caches for info in infos):
+            ahead = SLOT_AHEAD
         contexts = [info.max_context_tokens for info in infos if info.max_context_tokens]
         return Capacity(
             kv_tokens=kv_tokens or UNKNOWN_KV_TOKENS,
             block_tokens=settings.block_tokens or max(max(info.block_tokens for info in infos), 1),
             max_num_seqs=seqs,
             max_context_tokens=settings.max_context_tokens or min(contexts, default=0),
-            queued_seqs=held - seqs,
+            queued_seqs=(ahead - 1) * seqs,
         )
 
     def _raise_if_gone(self) -> None:
