@@ -2,6 +2,7 @@
 
     python benchmarks/latency.py                  # 300 requests, 2 interleaved runs of each mode: about 11 minutes
     python benchmarks/latency.py --simulate       # the same on the virtual clock, with this machine's step times
+    python benchmarks/latency.py --add --modes blend --runs 1      # one more run of one mode, beside those in the file
 
 80/20 of short and long requests, shuffled with a fixed seed: lengths from the lmsys and arxiv traces of
 ../shared/data/traces, so scaled (--prompt-scale, --output-scale) that a run takes about a minute on two cores, half of
@@ -16,8 +17,9 @@ fcfs, latency, blend          lengths are known: ``ignore_eos`` and ``max_tokens
 NAME-estimated                the file asks for --cap tokens and nothing else, so that is all that Plait reads; an
                               engine around the embedded one, made after planning, cuts each answer at its length
 
-Times start when the engine is loaded; throughput is prompt + output tokens over the time until the last answer. JSON
-goes to out/latency.json.
+Each run begins with an empty cache: without what earlier ones taught Plait about lengths and step times. Times start
+when the engine is loaded; throughput is prompt + output tokens over the time until the last answer. JSON goes to
+out/latency.json.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from typing import Any
 import numpy as np
 
 from embedded import SHARED, SOURCES, run_alone, run_plait, write_batch
+from eta import forget
 from paper_sortedf import Lengths as Traces
 from plait.data.tokenize import Tokenizer
 from plait.engine.machine import EngineSettings
@@ -54,7 +57,7 @@ from plait.tree.build import build_tree
 
 SHORT_SHARE = 0.8
 LEAST_PROMPT_TOKENS = 8
-MODES = ("alone", "fcfs", "latency", "latency-estimated", "blend")
+MODES = ("alone", "fcfs", "latency", "blend", "latency-estimated", "blend-estimated")
 ESTIMATED = "-estimated"
 FIGURES = ("mean_completion_s", "p50_completion_s", "p99_completion_s", "duration_s")
 
@@ -166,6 +169,7 @@ def run_estimated(batch: Path, lengths: Path, out: Path, policy: str, kv_tokens:
 
 def one_run(mode: str, folder: Path, out: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One mode once, in a fresh process."""
+    forget(Path(tempfile.mkdtemp(dir=folder)))
     if mode == "alone":
         return run_alone(folder / "known.jsonl", options)
     if not mode.endswith(ESTIMATED):
@@ -208,7 +212,8 @@ def compare(options: argparse.Namespace) -> None:
     tokenizer = Tokenizer.load(find_model().path)
     given = work(options, tokenizer)
     modes = options.modes.split(",")
-    runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
+    runs = earlier(options) if options.add else {}
+    runs.update({mode: [] for mode in modes if mode not in runs})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_batch(given.known(), folder / "known.jsonl")
@@ -225,28 +230,49 @@ def compare(options: argparse.Namespace) -> None:
     report({mode: found for mode, found in runs.items() if found}, options)
 
 
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What makes runs comparable."""
+    left_out = ("hidden", "out", "add", "modes", "runs")
+    return {name: value for name, value in vars(options).items() if name not in left_out}
+
+
+def results(options: argparse.Namespace) -> Path:
+    """Where the figures go."""
+    return Path("out") / ("latency-simulated.json" if options.simulate else "latency.json")
+
+
+def earlier(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Runs in the file, by mode. Raises ValueError where they had other settings."""
+    found = json.loads(results(options).read_text())
+    if found["options"] != settings(options):
+        raise ValueError(f"{results(options)} is of {found['options']}; --add needs the same settings")
+    runs: dict[str, list[dict[str, Any]]] = found["runs"]
+    return runs
+
+
 def report(runs: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
-    """Means over runs, and ratios to submission order and to throughput."""
+    """Means over runs, and ratios to submission order and to throughput with the same knowledge."""
     rows: dict[str, dict[str, float]] = {}
     for mode, found in runs.items():
         row = rows[mode] = {name: statistics.mean(run[name] for run in found) for name in FIGURES}
         tokens = runs[mode][0]["prompt_tokens"] + runs[mode][0]["output_tokens"]
         row["tokens_per_s"] = statistics.mean(tokens / run["duration_s"] for run in runs[mode])
         row["preemptions"] = statistics.mean(run.get("preemptions", float("nan")) for run in runs[mode])
-    how = "simulated" if options.simulate else f"means of {options.runs} interleaved runs"
+        row["runs"] = len(found)
+    how = "simulated" if options.simulate else "means over runs"
     print(f"{options.requests} requests, prompts x {options.prompt_scale:g}, outputs x {options.output_scale:g}, "
           f"KV {options.kv_tokens} tokens, cap {options.cap}, seed {options.seed}, {how}")  # fmt: skip
-    print("mode                 mean s   p50 s   p99 s   tokens/s   preempted   mean / fcfs   tokens/s / blend")
+    print("mode                 mean s   p50 s   p99 s   tokens/s   preempted   runs   mean / fcfs   tokens/s / blend")
     for mode, row in rows.items():
         mean = row["mean_completion_s"] / rows["fcfs"]["mean_completion_s"] if "fcfs" in rows else float("nan")
-        speed = row["tokens_per_s"] / rows["blend"]["tokens_per_s"] if "blend" in rows else float("nan")
+        fast = rows.get("blend-estimated" if mode.endswith(ESTIMATED) else "blend")
+        speed = row["tokens_per_s"] / fast["tokens_per_s"] if fast else float("nan")
         seconds = "".join(f"{row[name]:8.1f}" for name in FIGURES[:3])
-        print(f"{mode:18} {seconds} {row['tokens_per_s']:10.0f} {row['preemptions']:11.0f} {mean:13.3f} {speed:18.3f}")
-    out = Path("out")
-    out.mkdir(exist_ok=True)
-    settings = {name: value for name, value in vars(options).items() if name not in ("hidden", "out")}
-    target = out / ("latency-simulated.json" if options.simulate else "latency.json")
-    target.write_text(json.dumps({"options": settings, "runs": runs, "means": rows}, indent=1))
+        counts = f"{row['tokens_per_s']:10.0f} {row['preemptions']:11.0f} {row['runs']:6.0f}"
+        print(f"{mode:18} {seconds} {counts} {mean:13.3f} {speed:18.3f}")
+    target = results(options)
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps({"options": settings(options), "runs": runs, "means": rows}, indent=1))
 
 
 def main() -> None:
@@ -261,6 +287,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--add", action="store_true", help="keep the runs of the same settings that are in the file")
     parser.add_argument("--hidden", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

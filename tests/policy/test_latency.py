@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,14 @@ from plait.events import Capacity
 from plait.lengths import Lengths
 from plait.model.steptime import paper_a100_8b
 from plait.policy.base import View, order_function
-from plait.policy.latency import AGEING, machine_time_s, private_prompt_tokens, started_in_time
+from plait.policy.latency import (
+    AGEING,
+    delay_weight,
+    machine_time_s,
+    private_prompt_tokens,
+    started_in_time,
+    worth_running,
+)
 from plait.scheduler import Scheduler
 from plait.simulate import simulate
 from plait.table import RequestTable
@@ -112,3 +121,33 @@ def test_a_backlog_with_a_few_huge_answers_takes_hardly_longer_than_its_longest_
     }
     assert took["latency"].makespan_s <= 1.1 * took["blend"].makespan_s < took["area"].makespan_s
     assert took["latency"].finish_s.mean() <= 1.15 * took["area"].finish_s.mean()
+
+
+def test_running_more_costs_nothing_where_answers_are_as_spread_as_exponential_ones() -> None:
+    view = view_of([1] * 50, [200] * 50)
+    spread = dataclasses.replace(view, expected_square=2.0 * view.expected_output_tokens**2)
+    assert delay_weight(view) == pytest.approx(1.0) and 1 < worth_running(view) < 1000
+    assert delay_weight(spread) == pytest.approx(0.0, abs=1e-6)
+    prefill = view_of([3000] * 50, [200] * 50)
+    spread = dataclasses.replace(prefill, expected_square=2.0 * prefill.expected_output_tokens**2)
+    assert delay_weight(prefill) == 1.0 and 0.5 < delay_weight(spread) <= 1.0
+    assert worth_running(prefill) < worth_running(view)
+
+
+def test_it_pays_to_run_a_number_that_grows_with_the_root_of_the_job() -> None:
+    few, many = view_of([100] * 25, [200] * 25), view_of([100] * 100, [200] * 100)
+    assert worth_running(many) == pytest.approx(2 * worth_running(few))
+
+
+def test_memory_that_never_binds_does_not_send_every_long_answer_first() -> None:
+    generator = np.random.default_rng(0)
+    o = np.rint(generator.lognormal(7, 1, 1000)) + 1
+    view = View(
+        RequestTable.of(np.full(1000, 200)),
+        PrefixTree.without_sharing(1000),
+        o,
+        Capacity(int(o.sum()) + 200_000),
+        paper_a100_8b("sequential"),
+    )
+    key = machine_time_s(view)
+    assert 0 < (started_in_time(key, view) < key).mean() < 0.5

@@ -52,8 +52,10 @@ class Order:
     kappa: float = 1.0
     """A later row may overtake the head only if key[row] <= kappa * key[head]."""
     throttle_prefill: bool = False
-    """Admit nothing while the prefill backlog is at least one step's chunk (keeps mean latency low under real step
-    costs)."""
+    """Steps take only so much prefill that those who decode are not delayed by more than all others gain
+    (``scheduling/queues.py:prefill_room``); nothing is admitted while the backlog is at least that."""
+    delay_weight: float = 1.0
+    """How much a delay of those counts, beside what all gain."""
     finish_groups: bool = False
     """A new plan keeps prefix groups that have begun in front, so that no cached prefix is left behind."""
     right: I64 | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from plait.policy.base import Order, View
@@ -48,8 +50,8 @@ def latency(view: View) -> Order:
     """Smallest machine time first, but for answers so long that they would outlast all others; a blocked head overtaken
     by little larger requests, prefill throttled. Waiting counts: ``now_s - arrival_s`` seconds lower a key by AGEING
     times as many, and a key that is below zero is passed by nothing that arrives later."""
-    key = started_in_time(machine_time_s(view), view)
-    return _by(aged(key, view), WINDOW, KAPPA, throttle=True)
+    key = aged(started_in_time(machine_time_s(view), view), view)
+    return dataclasses.replace(_by(key, WINDOW, KAPPA), throttle_prefill=True, delay_weight=delay_weight(view))
 
 
 def aged(key: F64, view: View) -> F64:
@@ -59,14 +61,9 @@ def aged(key: F64, view: View) -> F64:
 
 
 def machine_time_s(view: View) -> F64:
-    """Machine time of each request, float64 [n]: with private prompt s, output o and area A its share of the fixed
-    time of steps (a A / M; a o / S where S sequences are all that run), the KV it reads (c A) and the tokens it
-    computes (b (s + o - 1)); research.md §B."""
-    cost, tokens = view.step_time, private_prompt_tokens(view)
-    step_s = max(cost.weights_s, cost.gemm_base_s) + cost.overhead_s + cost.comm_base_s
-    computed = tokens + view.expected_output_tokens - 1
-    read_s = cost.kv_read_s_per_token * _area(view, tokens)
-    seconds: F64 = step_s * steps_share(view) + read_s + cost.gemm_s_per_token * computed
+    """Machine time of each request, float64 [n]: its share of the fixed time of steps and what it adds to them;
+    research.md §B."""
+    seconds: F64 = _empty_step_s(view) * steps_taken(view) + _added_s(view)
     return seconds
 
 
@@ -78,9 +75,51 @@ def steps_share(view: View) -> F64:
     return np.maximum(by_memory, view.expected_output_tokens / limit) if limit else by_memory
 
 
+def steps_taken(view: View) -> F64:
+    """The same of an engine that is only as full as it pays, float64 [n]."""
+    full, paid = steps_share(view), view.expected_output_tokens / worth_running(view)
+    return full if full.sum() >= paid.sum() else paid
+
+
+def worth_running(view: View) -> float:
+    """Requests that it pays to run side by side (``scheduling/queues.py:prefill_room``); inf: as many as fit."""
+    weight = delay_weight(view) * float(_added_s(view).sum())
+    if weight <= 0:
+        return np.inf
+    return max(1.0, np.sqrt(_empty_step_s(view) * view.table.n * float(view.expected_output_tokens.sum()) / weight))
+
+
+def delay_weight(view: View) -> float:
+    """What a delay of those that run costs, from 0 to 1: how far they are, as a share of half their work.
+
+    The work done so far on those that run has answered nothing yet. With w seconds of work a request, d of them decode,
+    o output tokens, it is w - d E[o²] / 2 E[o]² on average: all but the rest of their stay (inspection paradox). Equal
+    answers without prefill give w / 2, weight 1. Answers as spread as exponential ones give 0: those that run are no
+    nearer to their end than new ones, and to run more ends the short among them early."""
+    o = view.expected_output_tokens
+    square = o * o if view.expected_square is None else view.expected_square
+    added = _added_s(view)
+    decode = added - view.step_time.gemm_s_per_token * (private_prompt_tokens(view) - 1)
+    return float(np.clip(2.0 - (decode * square / (o * o)).sum() / added.sum(), 0.0, 1.0)) if added.any() else 0.0
+
+
+def _empty_step_s(view: View) -> float:
+    """Fixed time of a step."""
+    cost = view.step_time
+    return max(cost.weights_s, cost.gemm_base_s) + cost.overhead_s + cost.comm_base_s
+
+
+def _added_s(view: View) -> F64:
+    """What each request adds to steps, float64 [n]: the tokens it computes, and the KV it reads."""
+    cost, tokens = view.step_time, private_prompt_tokens(view)
+    seconds: F64 = cost.kv_read_s_per_token * _area(view, tokens)
+    seconds += cost.gemm_s_per_token * (tokens + view.expected_output_tokens - 1)
+    return seconds
+
+
 def started_in_time(key: F64, view: View) -> F64:
     """Keys under which a backlog's longest answers start before their turn: each early enough to end by END_BY of the
-    time that a full engine takes for everything. They cost the same whenever they run, but an engine that is left with
+    time that the engine takes for everything. They cost the same whenever they run, but an engine that is left with
     only them takes whole steps for a few tokens. Float64 [n]: a request that is pulled forward gets just more than
     the key of the one whose turn it takes."""
     if len(key) == 0 or view.table.arrival_s.any():
@@ -88,7 +127,7 @@ def started_in_time(key: F64, view: View) -> F64:
     order = np.argsort(key, kind="stable")
     start_s = np.cumsum(key[order]) - key[order]
     total_s = float(key.sum())
-    latest_s = END_BY * total_s - view.expected_output_tokens * (total_s / float(steps_share(view).sum()))
+    latest_s = END_BY * total_s - view.expected_output_tokens * (total_s / float(steps_taken(view).sum()))
     turn = np.searchsorted(start_s, latest_s)
     rank = np.empty(len(key), np.int64)
     rank[order] = np.arange(len(key))
@@ -102,5 +141,5 @@ def _area(view: View, prompt_tokens: F64) -> F64:
     return prompt_tokens * o + (square + o) / 2
 
 
-def _by(key: F64, window: int = 1, kappa: float = 1.0, throttle: bool = False) -> Order:
-    return Order(np.argsort(key, kind="stable").astype(np.int64), key, max(window, 1), kappa, throttle)
+def _by(key: F64, window: int = 1, kappa: float = 1.0) -> Order:
+    return Order(np.argsort(key, kind="stable").astype(np.int64), key, max(window, 1), kappa)

@@ -171,7 +171,7 @@ class Planner:
             self.state.key[:] = order.key
         scalars["policy"] = KERNELS[order.kernel]
         scalars["window"], scalars["kappa"] = order.window, order.kappa
-        scalars["throttle"] = order.throttle_prefill
+        scalars["throttle"], scalars["delay_weight"] = order.throttle_prefill, order.delay_weight
         scalars["events"] += 1
         if order.kernel == "dual-scan":
             compute, memory, _ = work(view)

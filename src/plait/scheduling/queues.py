@@ -8,7 +8,18 @@ from __future__ import annotations
 from plait._numba import njit
 from plait.scheduling import profile
 from plait.scheduling.moves import admit
-from plait.scheduling.state import COMPUTING, LEFT, WAITING, Records, back_of, key_of, nodes_of, queue_of, rows_of
+from plait.scheduling.state import (
+    COMPUTING,
+    LEFT,
+    UNLIMITED,
+    WAITING,
+    Records,
+    back_of,
+    key_of,
+    nodes_of,
+    queue_of,
+    rows_of,
+)
 from plait.table import I64
 
 GATE_WINDOW = 4096
@@ -69,10 +80,33 @@ def fits(c: Records, row: int) -> bool:
 
 
 @njit
+def prefill_room(c: Records) -> int:
+    """Prompt tokens that the next step may take: a chunk, or under ``Order.throttle_prefill`` at most so many that
+
+        decoding rows x (time of the step - empty_s) x delay weight <= rows not done x empty_s,
+
+    empty_s being the fixed time of a step. Each prompt token more delays every decoding row, and brings rows in that
+    share the fixed time. In a steady flow of n equal rows of w seconds of work over o steps, b at a time, a step takes
+    empty_s + b w / o, and the completions sum to n² / 2 (empty_s o / b + w) + weight n o / 2 (empty_s + b w / o): least
+    where both sides above are equal. The weight is 1 if rows that run are half done on average
+    (``policy/latency.py:delay_weight``)."""
+    if not c.throttle or c.decoding == 0 or c.chunk >= UNLIMITED:
+        return int(c.chunk)
+    floor_s, memory_s = max(c.weights_s, c.gemm_base_s), c.kv_read_s * c.decode_context
+    empty_s = floor_s + c.overhead_s + c.comm_base_s
+    delayed = max(c.delay_weight * c.decoding, 1e-9)
+    compute_s = floor_s + empty_s * (c.waiting + c.prefilling + c.decoding) / delayed
+    compute_s = max(compute_s, memory_s) if c.overlapped else compute_s - memory_s
+    token_s = c.gemm_s + c.comm_s + c.prefill_attn_s * c.context_per_prefill_token
+    tokens = (compute_s - c.gemm_base_s) / max(token_s, 1e-15) - c.decoding
+    return int(min(float(c.chunk), max(1.0, tokens)))
+
+
+@njit
 def may_take_prefill(c: Records) -> bool:
     """There is room in the next steps for more prefill: engines that form their steps from a queue of ours need only
-    one chunk waiting; more would hold KV that no step reads."""
-    return bool(not (c.throttle or c.budgeted) or c.backlog < c.chunk)
+    one step's waiting; more would hold KV that no step reads."""
+    return bool(not (c.throttle or c.budgeted) or c.backlog < prefill_room(c))
 
 
 @njit

@@ -111,6 +111,7 @@ _LIMITS = ["capacity", "block", "max_seqs", "chunk", "gate", "budgeted", "preemp
 _LIMITS += ["policy", "window", "throttle", "exact"]
 _FACTS = [
     "kappa",
+    "delay_weight",
     "gemm_s",
     "weights_s",
     "prefill_attn_s",
@@ -121,6 +122,7 @@ _FACTS = [
     "gemm_base_s",
     "comm_s",
     "comm_base_s",
+    "overlapped",
     "left_area",  # KV tokens x steps that the waiting left rows hold for each token they prefill
     "left_compute",  # seconds of the rows in the left queue when it was filled
     "steps_left",  # steps that the running rows will still take
@@ -208,6 +210,7 @@ def new_state(
         "gemm_base_s": step_time.gemm_base_s,
         "comm_s": step_time.comm_s_per_token,
         "comm_base_s": step_time.comm_base_s,
+        "overlapped": step_time.overlapped,
         "n": n,
         "m": tree.n_nodes,
         "classes": classes,
