@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def worth_running(view: View) -> float:
     weight = delay_weight(view) * float(_added_s(view).sum())
     if weight <= 0:
         return np.inf
-    return max(1.0, np.sqrt(_empty_step_s(view) * view.table.n * float(view.expected_output_tokens.sum()) / weight))
+    return max(1.0, math.sqrt(_empty_step_s(view) * view.table.n * float(view.expected_output_tokens.sum()) / weight))
 
 
 def delay_weight(view: View) -> float:
