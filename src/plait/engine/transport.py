@@ -71,21 +71,20 @@ class Http1:
     def __init__(self, connect_timeout_s: float, api_key: str | None) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=ssl.create_default_context()),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=json_headers(api_key),
         )
-        self._urls: dict[str, URL] = {}
+        self._targets: dict[str, tuple[URL, ssl.SSLContext | bool]] = {}
+        self._tls: ssl.SSLContext | None = None
 
     async def post(self, url: str, body: bytes) -> Reply:
         """See ``Transport``."""
-        parsed = self._urls.get(url)
-        if parsed is None:
-            parsed = self._urls[url] = URL(url)
+        parsed, tls = self._targets.get(url) or self._target(url)
         data = body if len(body) < LARGE_BODY_BYTES else io.BytesIO(body)
         try:
-            async with self._session.post(parsed, data=data, allow_redirects=False) as reply:
+            async with self._session.post(parsed, data=data, allow_redirects=False, ssl=tls) as reply:
                 return Reply(reply.status, reply.headers, await reply.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _translated(error) from error
@@ -93,11 +92,20 @@ class Http1:
     async def get(self, url: str, timeout_s: float) -> Reply:
         """See ``Transport``."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._connect_timeout_s)
+        parsed, tls = self._target(url)
         try:
-            async with self._session.get(url, timeout=timeout, allow_redirects=False) as reply:
+            async with self._session.get(parsed, timeout=timeout, allow_redirects=False, ssl=tls) as reply:
                 return Reply(reply.status, reply.headers, await reply.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _translated(error) from error
+
+    def _target(self, url: str) -> tuple[URL, ssl.SSLContext | bool]:
+        """A URL, parsed once, and what its certificate is checked with: reading the system's takes a while."""
+        parsed = URL(url)
+        if parsed.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context()
+        found = self._targets[url] = (parsed, self._tls or True)
+        return found
 
     async def close(self) -> None:
         """See ``Transport``."""
