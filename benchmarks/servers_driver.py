@@ -21,6 +21,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import yarl
 
 from plait.engine.http import HttpPool, HttpSettings
 from plait.events import EngineRequest, Finished
@@ -149,14 +150,20 @@ def leanest(path: Path, url: str, out: Path) -> None:
     """What nobody can do without: read lines, send bodies, write answers."""
 
     async def main() -> None:
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=HEADERS,
+        )
+        target = yarl.URL(url + URL[3:])
         with path.open("rb") as lines, out.open("wb") as answers:
 
             async def worker() -> None:
                 for line in lines:
                     request = msgspec.json.decode(line)
                     body = msgspec.json.encode(request["body"])
-                    async with session.post(url + URL[3:], data=body, headers=HEADERS) as reply:
+                    async with session.post(target, data=body, allow_redirects=False) as reply:
                         answer = msgspec.Raw(await reply.read())
                         output = {"custom_id": request["custom_id"], "status": reply.status, "body": answer}
                         answers.write(msgspec.json.encode(output) + b"\n")
