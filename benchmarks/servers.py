@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--goal", action="append", help="throughput or latency, for --llama and --vllm (repeatable)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with us
     options.goal = options.goal or ["throughput", "latency"]
     jobs: dict[str, Callable[[], Mapping[str, object]]] = {
         "clients": lambda: run("servers_driver", "clients", options.rows or 4000),

@@ -86,7 +86,8 @@ class StepsLeft:
         return self._steps > 0
 
     def seconds(self, running: I64, waiting: I64, prompt_left: float) -> float:
-        """Seconds left, nan before the second step. ``running`` and ``waiting`` are rows, ``prompt_left`` prompt tokens still to compute."""
+        """Seconds left, nan before the second step. ``running`` and ``waiting`` are rows, ``prompt_left`` prompt tokens
+        still to compute."""
         generated = np.array([self._generated(row) for row in running.tolist()], np.int64)
         self._learn(running, generated)
         expected = self._curves.expected
