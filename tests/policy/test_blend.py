@@ -8,7 +8,7 @@ from plait.events import Capacity
 from plait.model.steptime import paper_a100_8b
 from plait.policy.base import View
 from plait.policy.blend import blend, depth_first_long_first, work
-from plait.policy.units import shuffled_depth_first, split_units
+from plait.policy.units import shuffled_depth_first, shuffled_units, split_units
 from plait.table import RequestTable
 from plait.tree.build import tree_from_groups
 from plait.tree.prefix import PrefixTree
@@ -70,3 +70,17 @@ def test_a_shuffled_depth_first_order_keeps_every_subtree_together() -> None:
     for v in range(1, job.tree.n_nodes):
         below = place[job.tree.dfs_rows[job.tree.row_begin[v] : job.tree.row_end[v]]]
         assert below.max() - below.min() == len(below) - 1
+
+
+def test_shuffled_units_spread_an_application_and_keep_groups_together() -> None:
+    n = 2000  # one half begins with a system prompt of eight tokens, a quarter with a prefix of 500
+    group = np.where(np.arange(n) < n // 2, 0, np.where(np.arange(n) < 3 * n // 4, 1, -1))
+    tree = tree_from_groups(np.full(n, 1000), group, np.where(group == 0, 8, 500))
+    unit = split_units(tree, 0.95)
+    rows = shuffled_units(tree, unit, 0)
+    assert sorted(rows.tolist()) == list(range(n))
+    place = np.empty(n, np.int64)
+    place[rows] = np.arange(n)
+    together, apart = place[group == 1], np.sort(place[group == 0])
+    assert together.max() - together.min() == len(together) - 1
+    assert np.diff(apart).max() <= len(together) + 30 and apart[0] < 30 + len(together)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.events import Capacity, Finished, Preempted, Started
+from plait.events import Capacity, Finished, Preempted, Started, Step
 from plait.lengths import Lengths
 from plait.model.steptime import StepTime, paper_a100_8b
 from plait.policy.base import View
 from plait.scheduler import Scheduler
-from plait.scheduling.blend import prefill_for
-from plait.scheduling.profile import look_ahead
-from plait.scheduling.state import Records
+from plait.scheduling.blend import prefill_for, queued_for
+from plait.scheduling.profile import look_ahead, running_rows
+from plait.scheduling.state import DECODE, PREFILL, Records
 from plait.table import RequestTable
 from plait.tree.prefix import PrefixTree
 
@@ -86,3 +86,55 @@ def test_a_memory_heavy_row_that_was_thrown_out_alone_goes_on() -> None:
     scheduler.update(Preempted(0, 1.0, requeue=True))
     scheduler.update(Finished(1, 2.0, 200, b"{}", output_tokens=2))
     assert scheduler.decide(2.0).admit.tolist() == [0]
+
+
+@given(
+    prompts=st.lists(st.integers(1, 3000), min_size=1, max_size=12),
+    done=st.integers(0, 40_000),
+    busy_s=st.floats(0.005, 0.3),
+)
+def test_a_step_computes_the_wanted_time_whatever_its_tokens_attend_to(
+    prompts: list[int], done: int, busy_s: float
+) -> None:
+    steep = paper_a100_8b()._replace(prefill_attn_s=1e-7)
+    scheduler = scheduler_of(prompts, [10] * len(prompts), steep)
+    c = scheduler.state.c
+    order = scheduler.decide(0.0).admit.tolist()
+    done = min(done, int(c["backlog"]) - 1)
+    if done:
+        scheduler.update(Step(0.0, 0.1, done, 0, 0, 0, 0))
+    tokens = int(queued_for(c, busy_s))
+    contexts = np.concatenate([np.arange(1, prompts[row] + 1) for row in order])[done:]
+    assert tokens <= 8192
+    taken_s = steep.gemm_s_per_token * tokens + steep.prefill_attn_s * float(contexts[:tokens].sum())
+    one_more_s = steep.gemm_s_per_token + steep.prefill_attn_s * max(prompts)
+    if tokens < min(len(contexts), 8192):
+        assert busy_s - one_more_s <= taken_s <= busy_s * (1 + 1e-9)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["start", "preempt", "finish", "decide"]), st.integers(0, 19)), max_size=60))
+def test_the_rows_in_prefill_are_listed_by_admission_and_the_running_ones_can_be_told(
+    events: list[tuple[str, int]],
+) -> None:
+    scheduler = scheduler_of([40] * 20, [30] * 20)
+    c, rows = scheduler.state.c, scheduler.state.rows
+    for name, row in events:
+        running = rows["status"][row] in (PREFILL, DECODE)
+        if name == "decide":
+            scheduler.decide(0.0)
+        elif name == "start" and running:
+            scheduler.update(Started(row, 0.0))
+        elif name == "preempt" and running:
+            scheduler.update(Preempted(row, 0.0, requeue=True))
+        elif name == "finish" and running:
+            scheduler.update(Finished(row, 0.0, 200, b"{}", output_tokens=3))
+        listed, at = [], int(c["first_prefill"])
+        while at >= 0:
+            listed.append(at)
+            at = int(rows["behind"][at])
+        expected = np.flatnonzero(rows["status"] == PREFILL)
+        assert listed == expected[np.argsort(rows["seq"][expected])].tolist()
+        assert c["prefill_need"] == rows["need"][expected].sum()
+        found = np.empty(scheduler.running, np.int64)
+        count = running_rows(c, found)
+        assert sorted(found[:count].tolist()) == np.flatnonzero(rows["status"] == DECODE).tolist()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.table import F64, I64
-from plait.tree.arrange import Arrangement, _falling, arrange
+from plait.tree.arrange import Arrangement, _falling, arrange, densest_first
 from plait.tree.build import build_tree, tree_from_groups
 from plait.tree.prefix import PrefixTree
 from plait.tree.sharing import kept_sharing, sharing_ratio, unique_tokens
@@ -138,3 +138,9 @@ def test_the_fast_sort_is_a_stable_sort_by_falling_value(values: list[float]) ->
     with np.errstate(over="ignore"):
         rounded = np.array(values).astype(np.float32)
     assert _falling(np.array(values)).tolist() == np.argsort(-rounded, kind="stable").tolist()
+
+
+def test_rows_and_densities_alone_are_those_of_the_arrangement() -> None:
+    tree, lengths, compute, memory, got = arranged([[0, 1, 2], [0, 1], [2], [0, 1, 1], [2, 2]] * 4, 3, 0.99)
+    rows, density = densest_first(tree, lengths, compute, memory)
+    assert rows.tolist() == got.rows.tolist() and density.tolist() == got.density.tolist()

@@ -7,7 +7,7 @@ import numpy as np
 
 from plait._numba import njit
 from plait.policy.base import Order, View
-from plait.policy.units import path_sums, shuffled_depth_first, split_units
+from plait.policy.units import path_sums, shuffled_units, split_units
 from plait.table import F64, I32, I64
 from plait.tree.prefix import PrefixTree
 
@@ -23,7 +23,8 @@ def blend(view: View) -> Order:
     the others right, each side in a shuffled order: sorted ones would synchronise generations and let KV swing."""
     if view.step_time.overlapped < 0.5:
         return Order(depth_first_long_first(view.tree, view.expected_output_tokens), finish_groups=True)
-    return sides(view, view.once("shuffled", lambda: shuffled_depth_first(view.tree, view.seed)), units(view))
+    unit = units(view)
+    return sides(view, view.once("shuffled", lambda: shuffled_units(view.tree, unit, view.seed)), unit)
 
 
 def units(view: View) -> I64:

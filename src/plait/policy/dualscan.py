@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.policy.base import Order, View
-from plait.tree.arrange import arrange
+from plait.tree.arrange import densest_first
 
 DENSEST = 1e6
 """Stands for the infinite density of rows without memory time."""
@@ -19,6 +19,5 @@ def dual_scan(view: View) -> Order:
     prompt, output = table.prompt_tokens.astype(np.float64), view.expected_output_tokens
     compute = st.gemm_s_per_token * (prompt + output) + st.prefill_attn_s * prompt * (prompt + 1) / 2
     memory = st.kv_read_s_per_token * (prompt * output + output**2 / 2)
-    arrangement = arrange(view.tree, table.prompt_tokens, compute, memory)
-    density = np.minimum(arrangement.density, DENSEST)
-    return Order(arrangement.rows, key=density, right=arrangement.rows[::-1].copy(), kernel="dual-scan")
+    rows, density = densest_first(view.tree, table.prompt_tokens, compute, memory)
+    return Order(rows, key=np.minimum(density, DENSEST), right=rows[::-1].copy(), kernel="dual-scan")

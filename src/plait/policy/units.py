@@ -47,27 +47,25 @@ def _top_unopened(parent: I32, affordable: npt.NDArray[np.bool_]) -> I64:
 
 def shuffled_depth_first(tree: PrefixTree, seed: int) -> I64:
     """Rows in depth-first order with the children of every node, rows among them, in seeded random order, int64 [n]."""
-    rng = np.random.default_rng(seed)
-    return _shuffled(
-        tree.parent, tree.subtree_end, tree.node_of, rng.random(tree.n_nodes), rng.random(len(tree.node_of))
-    )
+    items = np.random.default_rng(seed).permutation(tree.n_nodes + len(tree.node_of))
+    return _shuffled(tree.parent, tree.node_of, items)
 
 
 @njit
-def _shuffled(parent: I32, subtree_end: I32, node_of: I32, node_key: F64, row_key: F64) -> I64:
-    """Positions are cut top down: each child of v, node or row, takes a slice of v's slice in order of its key."""
+def _shuffled(parent: I32, node_of: I32, items: I64) -> I64:
+    """Positions are cut top down: each child of v, node v or row m + i, takes a slice of v's slice in the order of
+    ``items``, int64 [m + n]."""
     m, n = len(parent), len(node_of)
     below = np.zeros(m, np.int64)
     for row in range(n):
         below[node_of[row]] += 1
     for v in range(m - 1, 0, -1):
         below[parent[v]] += below[v]
-    order = np.argsort(np.concatenate((node_key, row_key)))
     begin = np.zeros(m, np.int64)  # slice of the node; its parent's counter is what is given out so far
     given = np.zeros(m, np.int64)
     out = np.empty(n, np.int64)
     offset = np.zeros(m + n, np.int64)  # position inside the parent's slice
-    for item in order:
+    for item in items:
         if item == 0:
             continue
         p = parent[item] if item < m else node_of[item - m]
@@ -77,6 +75,26 @@ def _shuffled(parent: I32, subtree_end: I32, node_of: I32, node_key: F64, row_ke
         begin[v] = begin[parent[v]] + offset[v]
     for row in range(n):
         out[begin[node_of[row]] + offset[m + row]] = row
+    return out
+
+
+def shuffled_units(tree: PrefixTree, unit: I64, seed: int) -> I64:
+    """Rows unit by unit (int64 [n]), the units in seeded random order, each in shuffled depth-first order, int64 [n].
+    What is alike without sharing much, such as the requests of one application, is spread over the whole order."""
+    size = np.bincount(unit)
+    order = np.random.default_rng(seed).permutation(len(size))
+    begin = np.empty(len(size), np.int64)
+    begin[order] = np.cumsum(size[order]) - size[order]
+    return _dealt(shuffled_depth_first(tree, seed), unit, begin)
+
+
+@njit
+def _dealt(rows: I64, unit: I64, begin: I64) -> I64:
+    """``rows`` unit by unit; ``begin``, int64 [units], says where the next row of each unit goes and is counted up."""
+    out = np.empty(len(rows), np.int64)
+    for row in rows:
+        out[begin[unit[row]]] = row
+        begin[unit[row]] += 1
     return out
 
 

@@ -8,21 +8,26 @@ outweighs a recomputation, a right row is preempted: the ski-rental rule, at mos
 
 from __future__ import annotations
 
+import math
+
 from plait._numba import njit
 from plait.scheduling import profile
+from plait.scheduling.kv import free_tokens
 from plait.scheduling.moves import admit
 from plait.scheduling.queues import gated, peek, settling
 from plait.scheduling.state import DECODE, LEFT, RIGHT, UNLIMITED, Records, expected_of, rows_of
 from plait.table import I64
 
 RIGHT_DEVIATIONS = 2.0
-"""Standard deviations of the far footprint that right rows leave free. Left rows leave none beside them: they end soon,
-and compute that is not there costs more than a short prompt computed again."""
+"""Standard deviations of the far footprint that right rows leave free."""
+LEFT_DEVIATIONS = 1.0
+"""Standard deviations of the next steps' footprint that left rows leave free while right ones wait. Of the far one of
+right rows they leave none: they end soon, and compute that is not there costs more than a short prompt computed
+again."""
 USUAL_FILL = 0.9
 """Share of the cache that is in use, on average, once it has filled up."""
-LONGER = 5.0
-"""How many times as long as the estimates say the last rows may run: a sample misses the longest answers, and compute
-that is done too early leaves their steps with nothing to hide, which costs more than compute that is done late."""
+UNLIMITED_S = 1e9
+"""More than any step takes."""
 BACKLOG_STEPS = 2.0
 """Steps' worth of prefill kept ready, so that a step is never short of it."""
 
@@ -31,33 +36,78 @@ BACKLOG_STEPS = 2.0
 def prefill_for(c: Records, busy_s: float) -> float:
     """Prefill tokens that bring the next step's compute, or network time if that is longer, to ``busy_s``."""
     token_s = c.gemm_s + c.prefill_attn_s * c.context_per_prefill_token
-    tokens = (busy_s - c.gemm_base_s - c.gemm_s * c.decoding) / token_s
+    return _allowed(c, busy_s, (busy_s - c.gemm_base_s - c.gemm_s * c.decoding) / token_s)
+
+
+@njit
+def _allowed(c: Records, busy_s: float, tokens: float) -> float:
+    """Of so many prefill tokens, those that the network takes in ``busy_s`` and the step has room for."""
     if c.comm_s > 0.0:
         tokens = min(tokens, (busy_s - c.comm_base_s) / c.comm_s - c.decoding)
     return float(max(0.0, min(tokens, float(c.chunk - c.decoding))))
 
 
 @njit
-def targets(c: Records, right_waits: bool) -> tuple[float, float, float]:
-    """(prefill tokens a step may take, prefill tokens wanted from the left, the same with a full cache) of the next
-    step.
+def queued_for(c: Records, busy_s: float) -> float:
+    """``prefill_for`` by the rows that are in prefill, in their order, instead of by the usual context: which tokens
+    the next step takes is known, and what each of them attends to."""
+    rows, token_s, pair_s = rows_of(c), c.gemm_s, c.prefill_attn_s
+    left_s = busy_s - c.gemm_base_s - c.gemm_s * c.decoding
+    tokens, row = 0.0, c.first_prefill
+    done = max(0, c.prefill_need - c.backlog)
+    while row >= 0 and left_s > 0.0:
+        r = rows[row]
+        k = float(max(0, r.need - done))
+        first_s = token_s + pair_s * (r.prompt + r.kept - k + 0.5)
+        whole_s = k * (first_s + 0.5 * pair_s * k)
+        if whole_s > left_s:
+            k = 2.0 * left_s / (first_s + math.sqrt(first_s * first_s + 2.0 * pair_s * left_s))
+            whole_s = left_s
+        left_s -= whole_s
+        tokens += k
+        done = max(0, done - r.need)
+        row = r.behind
+    if left_s > 0.0:
+        tokens += left_s / (token_s + pair_s * c.context_per_prefill_token)
+    return _allowed(c, busy_s, tokens)
 
-    While right rows wait, left rows fill compute up to the memory time, or to the time to read the weights, where it is
-    hidden. Not more: a later step takes as long for it. Not less: hidden compute costs the same whenever it is done,
-    and a step that is short of it cannot be made up for. Once none waits, what is left is spread
-    over the steps that the running rows will take. Right rows may use what a full cache would balance: prefilling them
-    is what fills it.
-    """
-    memory_s, full_s = c.kv_read_s * c.decode_context, c.kv_read_s * c.capacity
-    if right_waits:
-        wanted_s = max(c.weights_s, memory_s)
-        flow = prefill_for(c, max(wanted_s, USUAL_FILL * full_s))
-        return prefill_for(c, max(wanted_s, full_s)), prefill_for(c, wanted_s), flow
-    if c.steps_left <= 0.0:
-        return float(c.chunk - c.decoding), float(c.chunk - c.decoding), 0.0
+
+@njit
+def _density_left(c: Records) -> float:
+    """Compute over memory time of all that is still to be done. Of what runs only the reads count."""
     left = (c.size_left - c.head_left) / max(1, c.size_left)
-    wanted_s = max(max(c.weights_s, memory_s), left * c.left_compute / (LONGER * c.steps_left))
-    return prefill_for(c, max(wanted_s, full_s)), prefill_for(c, wanted_s), 0.0
+    right = (c.size_right - c.head_right) / max(1, c.size_right)
+    memory = left * c.left_memory + right * c.right_memory + c.running_memory
+    return (left * c.left_compute + right * c.right_compute) / max(memory, 1e-300)
+
+
+@njit
+def wanted_s(c: Records, right_waits: bool) -> float:
+    """Seconds that the next step should compute; UNLIMITED_S where nothing is gained by waiting.
+
+    While right rows wait or run, left rows fill compute up to the memory time, or to the time to read the weights,
+    where it is hidden. Not more: a later step takes as long for it. Not less: hidden compute costs the same whenever it
+    is done, and a step that is short of it cannot be made up for. Once only left rows are there, what is left is spread
+    over the steps that they will take."""
+    memory_s = c.kv_read_s * c.decode_context
+    if c.decoding + c.prefilling == 0:
+        return UNLIMITED_S
+    hidden_s = float(max(c.weights_s, memory_s))
+    if right_waits or c.tail_right >= 0:
+        return hidden_s
+    if c.steps_left <= 0.0:
+        return UNLIMITED_S
+    waiting = (c.size_left - c.head_left) / max(1, c.size_left)
+    return max(hidden_s, waiting * c.left_compute / c.steps_left)
+
+
+@njit
+def filling_s(c: Records, busy_s: float) -> float:
+    """Seconds that a step may compute if right rows are in prefill, instead of ``busy_s``: as many as the reads of the
+    free part of the cache will take once these rows have filled it, and beside the reads of today as much as the rest
+    of the job has to compute beside its own, up to what a full cache would balance."""
+    context_s = min(_density_left(c) * c.decode_context, float(c.capacity)) * c.kv_read_s
+    return float(max(busy_s, c.kv_read_s * free_tokens(c), context_s))
 
 
 @njit
@@ -66,33 +116,32 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
     prefill budget of the next step."""
     waiting_right = peek(c, RIGHT)
     refreshed = profile.refresh_if_stale(c)
-    if waiting_right < 0 and (refreshed or c.steps_left <= 0.0):
+    if refreshed:
+        c.running_memory = c.kv_read_s * profile.area(c)
+    if waiting_right < 0 and c.tail_right < 0 and (refreshed or c.steps_left <= 0.0):
         profile.look_ahead(c)
-    most, wanted, flow = targets(c, waiting_right >= 0)
-    if c.decoding + c.prefilling == 0:
-        most = wanted = float(c.chunk)
-    count = _admit_right(c, out, waiting_right, most, flow)
-    count, short = _admit_left(c, out, count, wanted)
+    busy_s, full_s = wanted_s(c, waiting_right >= 0), c.kv_read_s * c.capacity
+    usual_s = max(c.weights_s, c.kv_read_s * max(float(c.decode_context), USUAL_FILL * c.capacity))
+    count = _admit_right(c, out, waiting_right, max(busy_s, full_s), usual_s)
+    count, short = _admit_left(c, out, count, prefill_for(c, busy_s), waiting_right >= 0)
     preempted = _relieve(c, out, short and waiting_right >= 0)
-    budget = min(most, wanted + c.backlog_right)
+    budget = queued_for(c, busy_s)
+    if c.backlog_right > 0:
+        budget = max(budget, min(prefill_for(c, filling_s(c, busy_s)), float(c.backlog_right)))
     return count, preempted, max(1, int(budget))
 
 
 @njit
-def _admit_right(c: Records, out: I64, row: int, most: float, flow: float) -> int:
-    """Right rows while the profile has room for them; c.blocked remembers a head that did not fit."""
+def _admit_right(c: Records, out: I64, row: int, most_s: float, usual_s: float) -> int:
+    """Right rows while the profile has room for them beside the left rows that steps of ``usual_s`` take, and less
+    than some steps of ``most_s`` of their prefill are ready; c.blocked remembers a head that did not fit."""
     if row < 0 or (c.blocked == c.events and c.prefilling + c.decoding > 0) or settling(c) or _has_too_many_right(c):
         return 0
     count = 0
-    reserve = 0.0
+    reserve, ready = 0.0, BACKLOG_STEPS * prefill_for(c, most_s) + 1.0
     if peek(c, LEFT) >= 0 and c.capacity < UNLIMITED:
-        reserve = flow * (c.left_area + BACKLOG_STEPS)
-    while (
-        row >= 0
-        and count < len(out) // 4
-        and c.prefilling + c.decoding < c.max_seqs
-        and c.backlog_right < BACKLOG_STEPS * most + 1.0
-    ):
+        reserve = prefill_for(c, usual_s) * (c.left_area + BACKLOG_STEPS)
+    while row >= 0 and count < len(out) // 4 and c.prefilling + c.decoding < c.max_seqs and c.backlog_right < ready:
         if gated(c, row) or not _right_fits(c, row, reserve):
             c.blocked = c.events
             break
@@ -115,15 +164,15 @@ def _right_fits(c: Records, row: int, reserve: float) -> bool:
     """Now, and in expectation later beside ``reserve`` KV tokens of left rows; a row alone needs only the former."""
     if not profile.fits_now(c, row) or c.prefilling + c.decoding == 0:
         return profile.fits_now(c, row)
-    return profile.fits_later(c, row, reserve, profile.NEAR_DEVIATIONS, RIGHT_DEVIATIONS, True)
+    return profile.fits_later(c, row, reserve, profile.NEAR_DEVIATIONS, RIGHT_DEVIATIONS, RIGHT_DEVIATIONS, True)
 
 
 @njit
-def _admit_left(c: Records, out: I64, count: int, wanted: float) -> tuple[int, bool]:
+def _admit_left(c: Records, out: I64, count: int, wanted: float, right_waits: bool) -> tuple[int, bool]:
     """Left rows while fewer than two steps' worth of prefill is ready. Returns the count and whether memory stopped
     it."""
     ready = BACKLOG_STEPS * wanted
-    near, far = (0.0, 0.0) if c.tail_right >= 0 else (profile.NEAR_DEVIATIONS, profile.FAR_DEVIATIONS)
+    near, beside = (LEFT_DEVIATIONS, 0.0) if right_waits else (profile.NEAR_DEVIATIONS, profile.FAR_DEVIATIONS)
     while count < len(out) // 2 and c.prefilling + c.decoding < c.max_seqs and c.backlog - c.backlog_right < ready:
         row = peek(c, LEFT)
         if row < 0:
@@ -131,7 +180,7 @@ def _admit_left(c: Records, out: I64, count: int, wanted: float) -> tuple[int, b
         alone = c.prefilling + c.decoding == 0
         if settling(c) or gated(c, row) or not profile.fits_now(c, row):
             return count, True
-        if not (alone or profile.fits_later(c, row, 0.0, near, far, True)):
+        if not (alone or profile.fits_later(c, row, 0.0, near, profile.FAR_DEVIATIONS, beside, True)):
             return count, True
         admit(c, row, LEFT, True)
         out[count] = row

@@ -138,6 +138,7 @@ def _hand_over(c: Records, row: int) -> None:
             nodes[v].state = CACHED
         else:
             rows[heir].need += nodes[v].segment
+            c.prefill_need += nodes[v].segment
             c.backlog += nodes[v].segment
             c.node_tokens += nodes[v].segment
             c.cached_tokens -= nodes[v].segment

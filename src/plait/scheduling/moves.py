@@ -49,6 +49,36 @@ def _unlink(c: Records, row: int) -> None:
 
 
 @njit
+def _queue_prefill(c: Records, row: int) -> None:
+    """Enter the row at the end of those in prefill."""
+    rows = rows_of(c)
+    rows[row].ahead, rows[row].behind = c.last_prefill, -1
+    if c.last_prefill >= 0:
+        rows[c.last_prefill].behind = row
+    else:
+        c.first_prefill = row
+    c.last_prefill = row
+    c.prefill_need += rows[row].need
+
+
+@njit
+def _end_prefill(c: Records, row: int) -> None:
+    """Take the row out of those in prefill."""
+    rows = rows_of(c)
+    ahead, behind = rows[row].ahead, rows[row].behind
+    if ahead >= 0:
+        rows[ahead].behind = behind
+    else:
+        c.first_prefill = behind
+    if behind >= 0:
+        rows[behind].ahead = ahead
+    else:
+        c.last_prefill = ahead
+    rows[row].ahead = rows[row].behind = -1
+    c.prefill_need -= rows[row].need
+
+
+@njit
 def admit(c: Records, row: int, side: int, profiled: bool) -> None:
     """A waiting row becomes a prefilling one and takes its KV: its cold nodes, its private prompt, room for one
     token."""
@@ -70,6 +100,7 @@ def admit(c: Records, row: int, side: int, profiled: bool) -> None:
     c.waiting -= 1
     c.prefilling += 1
     _link(c, row, side)
+    _queue_prefill(c, row)
     if profiled:
         profile.add(c, row, 1.0)
 
@@ -107,6 +138,7 @@ def start(c: Records, row: int) -> None:
     r.status = DECODE
     g = r.kept + 1
     r.base = c.step - g
+    _end_prefill(c, row)
     c.prefilling -= 1
     c.decoding += 1
     if r.side == RIGHT:
@@ -171,6 +203,7 @@ def _leave(c: Records, row: int) -> int:
         c.decoding -= 1
     else:
         c.kv_private -= blocks(r.private + r.kept + 1, c.block)
+        _end_prefill(c, row)
         c.prefilling -= 1
         if r.side == RIGHT:
             c.backlog_right -= r.need

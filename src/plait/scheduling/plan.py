@@ -14,8 +14,8 @@ from plait.policy.base import Order, View, order_function
 from plait.policy.blend import root_child, units, work
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
 from plait.scheduling.outlook import BEYOND_SEEN, chances, moments
-from plait.scheduling.profile import refresh
-from plait.scheduling.state import DECODE, WAITING, longest_output, new_state
+from plait.scheduling.profile import refresh, running_rows
+from plait.scheduling.state import WAITING, longest_output, new_state
 from plait.scheduling.tiers import Tiers
 from plait.scheduling.unit_means import UnitMeans
 from plait.table import F64, I64
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 KERNELS = {"queue": QUEUE, "dual-scan": DUAL_SCAN, "blend": BLEND}
 REPLAN_GROWTH = 1.5
 """Answers seen grow by this factor between two plans: the work of planning stays a constant share of the job's."""
-REFRESH_STEPS, REFRESH_GROWTH = 16, 0.1
+REPLAN_DRIFT = 0.02
+"""Mean relative change of the rows' estimates from which on a new plan is made."""
+REFRESH_STEPS, REFRESH_GROWTH = 16, 0.2
 """Decode steps between two refreshes of the length curves: so many, and so much of the steps so far."""
 QUEUE_REFRESH_STEPS, QUEUE_REFRESH_GROWTH = 256, 1.0
 """The same for one queue, which only asks the curves whether its head fits."""
@@ -56,8 +58,7 @@ class Planner:
         self._observed = observed + round(float(lengths.state.finished.sum() - lengths.begun_with))
         self._sample = np.zeros(0, np.int64) if lengths.exact or self._observed else lengths.sample_rows()
         self._next_replan = max(FIRST_REPLAN, len(self._sample), int(self._observed * REPLAN_GROWTH))
-        self._group = root_child(view.tree)
-        self._units = UnitMeans(units(view), lengths.exact)
+        self._units = UnitMeans(np.zeros(0, np.int64) if lengths.exact else units(view))
         self._units.observe(*lengths.answers)
         self._next_refresh = REFRESH_STEPS
         self._longest = _longest_seen(lengths)
@@ -83,9 +84,12 @@ class Planner:
 
     def observe_rows(self, rows: I64, output_tokens: I64) -> None:
         """Outputs of rows that finished."""
-        self._lengths.observe_rows(rows, output_tokens)
         self._observed += len(rows)
-        self._units.observe(rows, output_tokens)
+        if self._lengths.exact:
+            return
+        self._lengths.observe_rows(rows, output_tokens)
+        if self._next_replan < NEVER:
+            self._units.observe(rows, output_tokens)
         self._longest = max(self._longest, int(output_tokens.max(initial=1)))
 
     def until_replan(self) -> int:
@@ -100,7 +104,7 @@ class Planner:
         """Bring rows that have become due to the front of their queues."""
         self._now_s = max(self._now_s, now_s)
         if self._now_s >= self._tiers.next_due_s and self.order is not None:
-            self._fill_queues(self.order)
+            self._fill_queues(self.order, self._view_now())
 
     def until_step(self) -> int:
         """Decode step at which the estimates are due for a refresh."""
@@ -113,9 +117,15 @@ class Planner:
         if self._observed >= self._next_replan:
             self._next_replan = self._replan_after()
             self.refresh_lengths()
-            self.replan()
+            if self._have_moved():
+                self.replan()
         elif self.state.c["step"] >= self._next_refresh:
             self.refresh_lengths()
+
+    def _have_moved(self) -> bool:
+        """Whether the estimates are so far from those of the last plan that a new one may differ."""
+        expected = self._units.refine(self._lengths.expected)
+        return bool(np.abs(expected / self.state.expected - 1.0).mean() > REPLAN_DRIFT)
 
     def _replan_after(self) -> int:
         """Answers to wait for. Orders that ignore lengths stand."""
@@ -143,7 +153,8 @@ class Planner:
     def refresh_lengths(self) -> None:
         """New survival curves from all answers so far; running rows count as "longer than this"."""
         rows, c = self.state.rows, self.state.c
-        running = np.flatnonzero(rows["status"] == DECODE)
+        running = np.empty(int(c["decoding"]), np.int64)
+        running_rows(c, running)
         ages = c["step"] - rows["base"][running]
         self._longest = max(self._longest, int(ages.max(initial=1)))
         self._lengths.observe_rows(running, ages, finished=False)
@@ -165,7 +176,7 @@ class Planner:
         self.order = order
         if self._observed and self._replan_after() == NEVER:
             self._next_replan = NEVER
-        self._fill_queues(order)
+        self._fill_queues(order, view)
         scalars = self.state.scalars[0]
         if order.key is not None:
             self.state.key[:] = order.key
@@ -177,14 +188,15 @@ class Planner:
             compute, memory, _ = work(view)
             scalars["root_density"] = compute.sum() / max(float(memory.sum()), 1e-300)
         if order.kernel == "blend":
-            self._weigh_left(order, view)
+            self._weigh(order, view)
 
     def requeue(self) -> None:
         """Fill the queues again in the order that was asked for."""
         assert self.order is not None
-        self._fill_queues(self.order)
+        view = self._view_now()
+        self._fill_queues(self.order, view)
         if self.order.kernel == "blend":
-            self._weigh_left(self.order, self._view_now())
+            self._weigh(self.order, view)
 
     def _view_now(self) -> View:
         """The view with today's estimates."""
@@ -195,25 +207,29 @@ class Planner:
             now_s=self._now_s,
         )
 
-    def _fill_queues(self, order: Order) -> None:
+    def _fill_queues(self, order: Order, view: View) -> None:
         """The waiting rows in that order by tier, the length sample first in each."""
-        scalars, status = self.state.scalars[0], self.state.rows["status"]
-        self._tiers.update(self._view_now(), status == WAITING, self._now_s)
-        self.state.rows["tier"] = self._tiers.tier
+        scalars, waits = self.state.scalars[0], self.state.rows["status"] == WAITING
+        if self._tiers.in_use:
+            self._tiers.update(view, waits, self._now_s)
+            self.state.rows["tier"] = self._tiers.tier
         for side, rows in enumerate((order.rows, order.right)):
-            kept = np.zeros(0, np.int64) if rows is None else self._first(order, rows[status[rows] == WAITING])
+            kept = np.zeros(0, np.int64) if rows is None else self._first(order, rows[waits[rows]])
             kept = self._tiers.sort(kept)
             self.state.queue[side, : len(kept)] = kept
             scalars[("size_left", "size_right")[side]] = len(kept)
             scalars[("head_left", "head_right")[side]] = 0
         scalars["events"] += 1
 
-    def _weigh_left(self, order: Order, view: View) -> None:
-        """What the left side of the blend still has to compute, and the KV that it holds meanwhile."""
+    def _weigh(self, order: Order, view: View) -> None:
+        """What the left side of the blend still has to compute and the KV that it holds meanwhile; what the right side
+        still has to read."""
         scalars, waits = self.state.scalars[0], self.state.rows["status"] == WAITING
         compute, memory, prefill = work(view)
         here = order.rows[waits[order.rows]]
-        scalars["left_compute"] = compute[here].sum()
+        scalars["left_compute"], scalars["left_memory"] = compute[here].sum(), memory[here].sum()
+        right = order.rows[:0] if order.right is None else order.right[waits[order.right]]
+        scalars["right_compute"], scalars["right_memory"] = compute[right].sum(), memory[right].sum()
         left = here if len(here) else order.rows
         area = memory[left].sum() / max(float(scalars["kv_read_s"]), 1e-15)
         scalars["left_area"] = area / max(1.0, prefill[left].sum())
@@ -238,15 +254,20 @@ class Planner:
     def _first(self, order: Order, rows: I64) -> I64:
         """The length sample first, where the order depends on lengths or nothing is computed twice for it; else prefix
         groups that have begun, so that a new plan does not leave a cached prefix behind."""
-        ahead = np.zeros(self._view.table.n, np.bool_)
         if order.right is not None or order.key is not None:
-            if not self._observed:
-                ahead[self._sample] = True
-        elif order.finish_groups and self._observed:
-            ahead[:] = np.isin(self._group, self._group[self.state.rows["status"] != WAITING])
-        elif order.finish_groups and self._sample_fits():
-            ahead[self._sample] = True
-        here = ahead[rows]
+            ahead = np.zeros(0, np.int64) if self._observed else self._sample
+        elif not order.finish_groups:
+            return rows
+        elif self._observed:
+            group = self._view.once("groups", lambda: root_child(self._view.tree))
+            ahead = np.flatnonzero(np.isin(group, group[self.state.rows["status"] != WAITING]))
+        else:
+            ahead = self._sample if self._sample_fits() else np.zeros(0, np.int64)
+        if not len(ahead):
+            return rows
+        first = np.zeros(self._view.table.n, np.bool_)
+        first[ahead] = True
+        here = first[rows]
         return np.concatenate((rows[here], rows[~here]))
 
     def _sample_fits(self) -> bool:

@@ -29,14 +29,17 @@ from plait.scheduling.state import (
     tau_of,
     variance_of,
 )
+from plait.table import I64
 
 BINS_AN_OCTAVE = 4
-STALE_SHARE = 1 / 128
-"""Growth of the rows, as a share of the KV cache, that a profile may miss."""
+STALE_SHARE, STALE_FREE_SHARE = 1 / 128, 1 / 8
+"""Growth of the rows, as a share of the KV cache and of what is free of it, that a profile may miss."""
 REFRESH_STEPS = 64
 NEAR_STEPS, NEAR_DEVIATIONS, FAR_DEVIATIONS = 32.0, 3.0, 1.5
 """Standard deviations of the expected footprint that stay free: an overflow in the next steps means a preemption, at
 every step anew; one that is far off can still be met by admitting less."""
+UNLIMITED_STEPS = 1e18
+"""Of a row whose end is not known."""
 LEAST_CHANCE = 1e-4
 """A row whose chance to be alive is below that is taken to have ended."""
 
@@ -57,13 +60,9 @@ def age_bin(g: int) -> int:
 
 
 @njit
-def known_alive(expected: float, g: int, tau: float, before: float) -> tuple[float, float]:
-    """(chance of survival, steps survived by then) where lengths are known. Usage peaks at ends, which fall between
-    watched instants: a row still counts at the first instant after its end, with what it held at its end. A row that
-    outlives its length gets the scale-free tail."""
-    if g < expected:
-        return (1.0, min(tau, expected - g)) if g + before < expected else (0.0, tau)
-    return (g + 1.0) / (g + tau + 1.0), tau
+def overdue_alive(g: int, tau: float) -> float:
+    """Chance that a row is alive ``tau`` steps from now that has outlived its known length: scale-free."""
+    return (g + 1.0) / (g + tau + 1.0)
 
 
 @njit
@@ -95,12 +94,18 @@ def add(c: Records, row: int, sign: float) -> None:
     size = r.private + g + rounding(c)
     watched = _watched(c, r.limit - g)
     if c.exact:
-        expected = expected_of(c)[row]
+        left = expected_of(c)[row] - g
+        if left > 0.0:
+            watched = _until_end(c, left, watched)
+            for k in range(watched):
+                load = size + min(tau[k], left)
+                mean[k] += sign * load
+                variance[k] += sign * spread(c, 1.0, load)
+                most[k] += sign * (load + rounding(c))
+            return
         for k in range(watched):
-            p, grown = known_alive(expected, g, tau[k], tau[max(0, k - 1)])
-            if p < LEAST_CHANCE:
-                break
-            load = size + grown
+            p = overdue_alive(g, tau[k])
+            load = size + tau[k]
             mean[k] += sign * p * load
             variance[k] += sign * spread(c, p, load)
             most[k] += sign * (load + rounding(c))
@@ -125,6 +130,17 @@ def _watched(c: Records, left: int) -> int:
 
 
 @njit
+def _until_end(c: Records, left: float, watched: int) -> int:
+    """How many of the ``watched`` instants a row counts at that ends in ``left`` steps. Usage peaks at ends, which fall
+    between instants: it still counts at the first one after its end, with what it held then."""
+    tau = tau_of(c)
+    count = 1
+    while count < watched and tau[count - 1] < left:
+        count += 1
+    return count
+
+
+@njit
 def refresh(c: Records) -> None:
     """Recompute the profile from the running rows that are in it."""
     c.profile_step = c.step
@@ -142,11 +158,26 @@ def refresh(c: Records) -> None:
 
 
 @njit
+def running_rows(c: Records, out: I64) -> int:
+    """Fill ``out`` with the decoding rows; how many there are."""
+    rows, count = rows_of(c), 0
+    for side in (LEFT, RIGHT):
+        row = c.tail_left if side == LEFT else c.tail_right
+        while row >= 0:
+            if rows[row].status == DECODE:
+                out[count] = row
+                count += 1
+            row = rows[row].prev
+    return count
+
+
+@njit
 def refresh_if_stale(c: Records) -> bool:
-    """Refresh when the rows may have grown by STALE_SHARE of the capacity since the last time, or REFRESH_STEPS
+    """Refresh when the rows may have grown by more than a profile may miss since the last time, or REFRESH_STEPS
     passed. Whether it did."""
     steps = c.step - c.profile_step
-    if steps >= REFRESH_STEPS or steps * c.profile_rows >= STALE_SHARE * c.capacity:
+    missed = STALE_SHARE * c.capacity + STALE_FREE_SHARE * max(0, free_tokens(c))
+    if steps >= REFRESH_STEPS or steps * c.profile_rows >= missed:
         refresh(c)
         c.events += 1
         return True
@@ -169,11 +200,12 @@ def fits_later(
     left_at_least: float,
     near: float = NEAR_DEVIATIONS,
     far: float = FAR_DEVIATIONS,
+    far_right: float = FAR_DEVIATIONS,
     strict: bool = False,
 ) -> bool:
     """The expected footprint stays under the capacity if the row starts now, at every watched instant: referenced
-    prefixes + right side + max(left side, ``left_at_least``) + ``near`` or ``far`` standard deviations <= capacity; or,
-    unless ``strict``, would with every row alive."""
+    prefixes + right side + max(left side, ``left_at_least``) + ``near`` or ``far`` standard deviations (``far_right``
+    of the right side) <= capacity; or, unless ``strict``, would with every row alive."""
     r = rows_of(c)[row]
     cold, pinned = uncached(c, row)
     room = c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned)
@@ -182,23 +214,31 @@ def fits_later(
     expected = expected_of(c)[row]
     chance = alive_of(c)[r.cls, age_bin(g)]
     size = r.private + g + rounding(c)
-    for k in range(TAU_POINTS):
-        if k > 0 and g + tau[k] >= r.limit:
-            break
-        p, grown = chance[k], tau[k]
-        if c.exact:
-            p, grown = known_alive(expected, g, tau[k], tau[max(0, k - 1)])
+    left = UNLIMITED_STEPS if not c.exact or expected <= g else expected - g
+    for k in range(_until_end(c, left, _watched(c, r.limit - g))):
+        p = 1.0 if left < UNLIMITED_STEPS else chance[k] if not c.exact else overdue_alive(g, tau[k])
         if p < LEAST_CHANCE:
             break
-        load = size + grown
+        load = size + min(tau[k], left)
         total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
-        squares = variance[LEFT, k] + variance[RIGHT, k] + spread(c, p, load)
-        deviations = near if tau[k] <= NEAR_STEPS else far
+        own, beside = (near, near) if tau[k] <= NEAR_STEPS else (far, far_right)
+        squares = own * own * (variance[LEFT, k] + spread(c, p, load)) + beside * beside * variance[RIGHT, k]
         spare = room - total
-        tight = spare < 0.0 or deviations * deviations * squares > spare * spare
+        tight = spare < 0.0 or squares > spare * spare
         if tight and (strict or most[k] + load + rounding(c) + max(0.0, left_at_least - mean[LEFT, k]) > room):
             return False
     return True
+
+
+@njit
+def area(c: Records) -> float:
+    """KV tokens x steps that the running rows are expected to hold."""
+    mean, tau = mean_of(c), tau_of(c)
+    total = 0.0
+    for k in range(1, TAU_POINTS):
+        held = mean[LEFT, k - 1] + mean[RIGHT, k - 1] + mean[LEFT, k] + mean[RIGHT, k]
+        total += 0.5 * held * (tau[k] - tau[k - 1])
+    return total
 
 
 @njit
@@ -221,7 +261,8 @@ def look_ahead(c: Records) -> None:
                     break
                 p = chance[k]
                 if c.exact:
-                    p = known_alive(expected_of(c)[row], g, tau[k], tau[k])[0]
+                    left = expected_of(c)[row] - g
+                    p = overdue_alive(g, tau[k]) if left <= 0.0 else 1.0 if tau[k] < left else 0.0
                 if p < LEAST_CHANCE:
                     break
                 none[k] *= 1.0 - p

@@ -32,6 +32,8 @@ LEFT, RIGHT = 0, 1
 ones."""
 
 UNLIMITED = 1 << 60
+LARGEST_LIMIT = (1 << 30) - 1
+"""A row without ``max_tokens`` has this; sums of two limits fit the records' integers."""
 
 ROW = np.dtype(
     [
@@ -47,6 +49,8 @@ ROW = np.dtype(
         ("need", "i4"),  # prefill tokens asked for at admission
         ("prev", "i4"),  # running list of the row's side
         ("next", "i4"),
+        ("ahead", "i4"),  # rows in prefill, by admission
+        ("behind", "i4"),
         ("tier", "i4"),  # larger goes first, and nothing of a smaller one passes it
         ("profiled", "i4"),  # generated tokens when it was added to the profile; -1: not in it
         ("status", "i1"),
@@ -106,6 +110,9 @@ _COUNTS = [
     "backlog_right",  # the part of the backlog that belongs to the right side
     "cached_tokens",  # prompt tokens reused
     "node_tokens",  # prompt tokens of shared nodes that were computed
+    "first_prefill",  # of the rows in prefill, by admission
+    "last_prefill",
+    "prefill_need",  # sum of their needs
 ]
 _LIMITS = ["capacity", "block", "max_seqs", "chunk", "gate", "budgeted", "preempts"]
 _LIMITS += ["policy", "window", "throttle", "exact"]
@@ -125,7 +132,11 @@ _FACTS = [
     "overlapped",
     "left_area",  # KV tokens x steps that the waiting left rows hold for each token they prefill
     "left_compute",  # seconds of the rows in the left queue when it was filled
+    "left_memory",
+    "right_compute",  # the same of the right queue
     "steps_left",  # steps that the running rows will still take
+    "right_memory",
+    "running_memory",  # seconds of KV reads that the running rows still take
 ]
 _COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "most", "phase"]
 _SIZES = ["n", "m", "classes"]
@@ -215,7 +226,7 @@ def new_state(
         "m": tree.n_nodes,
         "classes": classes,
     }
-    for name in ("lru_oldest", "lru_newest", "tail_left", "tail_right", "blocked"):
+    for name in ("lru_oldest", "lru_newest", "tail_left", "tail_right", "blocked", "first_prefill", "last_prefill"):
         values[name] = -1
     for name in _COLUMNS:
         values[f"at_{name}"] = getattr(state, name).ctypes.data
@@ -227,12 +238,20 @@ def new_state(
 def _row_records(table: RequestTable, tree: PrefixTree, block: int) -> Records:
     """ROW [n], all waiting."""
     rows = np.zeros(table.n, ROW)
-    rows["node"] = tree.node_of
-    rows["prompt"] = table.prompt_tokens
-    rows["private"] = table.prompt_tokens - (tree.prefix_tokens // block * block)[tree.node_of]
-    rows["limit"] = np.minimum(table.max_tokens, np.iinfo(np.int32).max // 2)
-    rows["prev"] = rows["next"] = rows["profiled"] = -1
+    _fill_rows(rows, tree.node_of, table.prompt_tokens, tree.prefix_tokens // block * block, table.max_tokens)
     return rows
+
+
+@njit
+def _fill_rows(rows: Records, node_of: I32, prompt_tokens: I64, shared_end: I64, max_tokens: I64) -> None:
+    """Field by field would go through the records' memory once a field."""
+    for i in range(len(rows)):
+        r = rows[i]
+        r.node = node_of[i]
+        r.prompt = prompt_tokens[i]
+        r.private = prompt_tokens[i] - shared_end[node_of[i]]
+        r.limit = min(max_tokens[i], LARGEST_LIMIT)
+        r.prev = r.next = r.ahead = r.behind = r.profiled = -1
 
 
 def _node_records(tree: PrefixTree, block: int) -> Records:

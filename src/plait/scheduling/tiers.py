@@ -22,7 +22,8 @@ class Tiers:
     def __init__(self, table: RequestTable) -> None:
         self._priority: I32 = np.clip(table.priority, -DUE, DUE - 1).astype(np.int32)
         self._has_deadlines = bool(np.isfinite(table.deadline_s).any())
-        self._in_use = self._has_deadlines or bool(np.any(self._priority != self._priority[:1]))
+        self.in_use = self._has_deadlines or bool(np.any(self._priority != self._priority[:1]))
+        """Whether there is more than one tier."""
         self._latest_s = np.full(table.n, np.inf)
         self.tier = self._priority
         self.next_due_s = np.inf
@@ -41,7 +42,7 @@ class Tiers:
 
     def sort(self, rows: I64) -> I64:
         """Rows in the policy's order -> rows by tier; those that are due by the time until which they can wait."""
-        if not self._in_use:
+        if not self.in_use:
             return rows
         tier = self.tier[rows]
         pressing = np.where(tier == DUE, self._latest_s[rows], 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from plait._numba import njit
 from plait.table import F64, I64
 
 
@@ -11,10 +12,11 @@ class UnitMeans:
     """Running means of the answers of each unit, shrunk to what the row's class says (Buhlmann credibility): an
     answer of the unit counts against the class as the variance between units against that inside."""
 
-    def __init__(self, unit: I64, exact: bool) -> None:
-        units = int(unit.max(initial=0)) + 1
+    def __init__(self, unit: I64) -> None:
+        """``unit``: int64 [n]; none where nothing is estimated."""
+        units = int(unit.max(initial=-1)) + 1
         self._unit = unit
-        self._idle = exact or units == len(unit)
+        self._idle = units == len(unit)
         self._count, self._total, self._square = np.zeros(units), np.zeros(units), np.zeros(units)
 
     def observe(self, rows: I64, output_tokens: I64) -> None:
@@ -39,5 +41,14 @@ class UnitMeans:
         if between <= 0.0:
             return expected
         weight = max(inside / between, 1e-3)
-        count = self._count[self._unit]
-        return (self._total[self._unit] + weight * expected) / (count + weight)
+        return _credible(self._unit, self._total, self._count, weight, expected)
+
+
+@njit
+def _credible(unit: I64, total: F64, count: F64, weight: float, expected: F64) -> F64:
+    """Mean of each row's unit and of ``weight`` answers as expected, float64 [n]."""
+    out = np.empty(len(unit))
+    for row in range(len(unit)):
+        u = unit[row]
+        out[row] = (total[u] + weight * expected[row]) / (count[u] + weight)
+    return out

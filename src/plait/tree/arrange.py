@@ -46,12 +46,28 @@ def arrange(
 ) -> Arrangement:
     """Arrange rows by density. ``compute_s``, ``memory_s`` [n]: seconds of each row without sharing."""
     unique = unique_tokens(tree, prompt_tokens)
+    work, rows, misplaced = _settled(tree, prompt_tokens, compute_s, memory_s, keep_sharing, unique)
+    return work.finish(rows, misplaced, tree, unique)
+
+
+def densest_first(tree: PrefixTree, prompt_tokens: I64, compute_s: F64, memory_s: F64) -> tuple[I64, F64]:
+    """``rows`` and ``density`` of the arrangement alone, [n] each."""
+    unique = unique_tokens(tree, prompt_tokens)
+    work, rows, _ = _settled(tree, prompt_tokens, compute_s, memory_s, KEEP_SHARING, unique)
+    return rows, work.row_density
+
+
+def _settled(
+    tree: PrefixTree, prompt_tokens: I64, compute_s: F64, memory_s: F64, keep_sharing: float, unique: int
+) -> tuple[_Working, I64, Mask]:
+    """Sort and split until the leaves are monotone or no split is affordable: (tree as it is then, rows, mask of those
+    that are out of place)."""
     budget = int((1.0 - keep_sharing) * (int(prompt_tokens.sum()) - unique))
     work = _Working(tree, prompt_tokens, compute_s, memory_s, budget)
     rows, misplaced = work.sorted_rows()
     while misplaced.any() and work.split_out(misplaced):
         rows, misplaced = work.sorted_rows()
-    return work.finish(rows, misplaced, tree, unique)
+    return work, rows, misplaced
 
 
 class _Working:
