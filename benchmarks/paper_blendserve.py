@@ -188,7 +188,7 @@ def mixes(submit: Submit, scale: int) -> Callable[[list[Row]], dict[str, Any]]:
             return {name: share(name, "blend") for name in names}
 
         def kept(policy: str) -> float:
-            return min(found[policy]["sharing"] / max(found["dfs"]["sharing"], 1e-9) for found in runs.values())
+            return float(min(run[policy]["sharing"] / max(run["dfs"]["sharing"], 1e-9) for run in runs.values()))
 
         def gain(base: str) -> dict[str, float]:
             speed = {name: runs[name] for name in SYNTHETIC}

@@ -78,7 +78,7 @@ def _density_left(c: Records) -> float:
     left = (c.size_left - c.head_left) / max(1, c.size_left)
     right = (c.size_right - c.head_right) / max(1, c.size_right)
     memory = left * c.left_memory + right * c.right_memory + c.running_memory
-    return (left * c.left_compute + right * c.right_compute) / max(memory, 1e-300)
+    return float((left * c.left_compute + right * c.right_compute) / max(memory, 1e-300))
 
 
 @njit
@@ -98,7 +98,7 @@ def wanted_s(c: Records, right_waits: bool) -> float:
     if c.steps_left <= 0.0:
         return UNLIMITED_S
     waiting = (c.size_left - c.head_left) / max(1, c.size_left)
-    return max(hidden_s, waiting * c.left_compute / c.steps_left)
+    return float(max(hidden_s, waiting * c.left_compute / c.steps_left))
 
 
 @njit
