@@ -26,6 +26,8 @@ right rows they leave none: they end soon, and compute that is not there costs m
 again."""
 USUAL_FILL = 0.9
 """Share of the cache that is in use, on average, once it has filled up."""
+STALE_FREE_SHARE = 1 / 8
+"""Growth of the rows, as a share of the free part of the cache, that the profile may miss."""
 UNLIMITED_S = 1e9
 """More than any step takes."""
 BACKLOG_STEPS = 2.0
@@ -115,7 +117,7 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
     """Fills ``out`` with rows to admit from the front and rows to preempt from the back; returns both counts and the
     prefill budget of the next step."""
     waiting_right = peek(c, RIGHT)
-    refreshed = profile.refresh_if_stale(c)
+    refreshed = profile.refresh_if_stale(c, STALE_FREE_SHARE)
     if refreshed:
         c.running_memory = c.kv_read_s * profile.area(c)
     if waiting_right < 0 and c.tail_right < 0 and (refreshed or c.steps_left <= 0.0):

@@ -32,8 +32,8 @@ from plait.scheduling.state import (
 from plait.table import I64
 
 BINS_AN_OCTAVE = 4
-STALE_SHARE, STALE_FREE_SHARE = 1 / 128, 1 / 8
-"""Growth of the rows, as a share of the KV cache and of what is free of it, that a profile may miss."""
+STALE_SHARE = 1 / 128
+"""Growth of the rows, as a share of the KV cache, that a profile may miss."""
 REFRESH_STEPS = 64
 NEAR_STEPS, NEAR_DEVIATIONS, FAR_DEVIATIONS = 32.0, 3.0, 1.5
 """Standard deviations of the expected footprint that stay free: an overflow in the next steps means a preemption, at
@@ -172,11 +172,11 @@ def running_rows(c: Records, out: I64) -> int:
 
 
 @njit
-def refresh_if_stale(c: Records) -> bool:
-    """Refresh when the rows may have grown by more than a profile may miss since the last time, or REFRESH_STEPS
-    passed. Whether it did."""
+def refresh_if_stale(c: Records, free_share: float = 0.0) -> bool:
+    """Refresh when the rows may have grown by STALE_SHARE of the capacity and ``free_share`` of what is free of it
+    since the last time, or REFRESH_STEPS passed. Whether it did."""
     steps = c.step - c.profile_step
-    missed = STALE_SHARE * c.capacity + STALE_FREE_SHARE * max(0, free_tokens(c))
+    missed = STALE_SHARE * c.capacity + free_share * max(0, free_tokens(c))
     if steps >= REFRESH_STEPS or steps * c.profile_rows >= missed:
         refresh(c)
         c.events += 1
