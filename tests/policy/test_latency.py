@@ -16,6 +16,7 @@ from plait.policy.base import View, order_function
 from plait.policy.latency import (
     AGEING,
     delay_weight,
+    in_batches,
     machine_time_s,
     private_prompt_tokens,
     started_in_time,
@@ -50,6 +51,39 @@ def test_a_cached_prefix_does_not_count() -> None:
     view = View(table, tree, np.full(3, 10.0), Capacity(1000), paper_a100_8b())
     assert private_prompt_tokens(view).tolist() == [20, 20, 40]
     assert order_function("latency")(view).rows.tolist() == [0, 1, 2]
+
+
+def test_a_prefix_group_runs_in_batches_only_where_memory_would_not_keep_its_prefix() -> None:
+    """Two groups of 50 prompts that share 400 tokens; in each, every other answer is a little longer."""
+    table = RequestTable.of(np.full(100, 420))
+    group = np.arange(100) % 2
+    tree = tree_from_groups(table.prompt_tokens, group, np.full(100, 400))
+    output = (20 + np.arange(100) // 2 % 2).astype(np.float64)
+    small = View(table, tree, output, Capacity(2000), paper_a100_8b())
+    large = dataclasses.replace(small, capacity=Capacity(100_000))
+    key = machine_time_s(small)
+    assert in_batches(key, large) is key
+    batched = in_batches(key, small)
+    switches = int((np.diff(group[np.lexsort((group, batched))]) != 0).sum())
+    assert switches == 1
+    prefixes_s = 2 * 400 * small.step_time.gemm_s_per_token
+    assert batched.sum() == pytest.approx(key.sum() + prefixes_s)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=40))
+def test_batches_of_one_group_never_get_cheaper_than_their_rows_and_pay_a_prefix_each(
+    rows: list[tuple[int, int, int]],
+) -> None:
+    group, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    table = RequestTable.of(prompt + 100)
+    tree = tree_from_groups(table.prompt_tokens, group, np.full(len(rows), 100))
+    view = View(table, tree, output.astype(float), Capacity(500), paper_a100_8b())
+    key = machine_time_s(view)
+    batched = in_batches(key, view)
+    assert batched.sum() >= key.sum() * (1 - 1e-9)
+    assert np.bincount(group, batched - key).min() >= -1e-9 * key.sum()
+    alone = np.bincount(group)[group] == 1
+    assert batched[alone] == pytest.approx(key[alone])
 
 
 @pytest.mark.parametrize("name", NAMES)

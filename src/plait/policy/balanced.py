@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from plait.policy.base import Order, View
-from plait.policy.blend import SHARING_KEPT, depth_first_long_first, sides
+from plait.policy.blend import depth_first_long_first, sides, units
 from plait.policy.latency import aged, machine_time_s, started_in_time
-from plait.policy.units import shuffled_depth_first, split_units
+from plait.policy.units import shuffled_units
 from plait.table import F64, I64
 
 
@@ -17,12 +17,13 @@ def balanced(view: View, weight: float = 0.5) -> Order:
     weight 0 is the order: on an overlapped engine both sides stay, each in this order."""
     tree, rows = view.tree, np.arange(view.table.n)
     overlapped = view.step_time.overlapped >= 0.5
-    busy = shuffled_depth_first(tree, view.seed)
-    if not overlapped:
+    unit = units(view)
+    if overlapped:
+        busy = shuffled_units(tree, unit, view.seed)
+    else:
         busy = depth_first_long_first(tree, view.expected_output_tokens)
     place = np.empty(len(rows), np.int64)
     place[busy] = rows
-    unit = split_units(tree, SHARING_KEPT)
     size = np.bincount(unit)
     first = np.full(len(size), len(rows))
     np.minimum.at(first, unit, place)

@@ -7,8 +7,10 @@ import math
 
 import numpy as np
 
+from plait._numba import njit
 from plait.policy.base import Order, View
-from plait.table import F64
+from plait.policy.blend import units, work
+from plait.table import F64, I64
 
 WINDOW = 64
 KAPPA = 1.3
@@ -48,11 +50,43 @@ def area(view: View) -> Order:
 
 
 def latency(view: View) -> Order:
-    """Smallest machine time first, but for answers so long that they would outlast all others; a blocked head overtaken
-    by little larger requests, prefill throttled. Waiting counts: ``now_s - arrival_s`` seconds lower a key by AGEING
-    times as many, and a key that is below zero is passed by nothing that arrives later."""
-    key = aged(started_in_time(machine_time_s(view), view), view)
+    """Smallest machine time first, in batches that share a prefix, but for answers so long that they would outlast all
+    others; a blocked head overtaken by little larger requests, prefill throttled. Waiting counts: ``now_s - arrival_s``
+    seconds lower a key by AGEING times as many, and a key that is below zero is passed by nothing that arrives
+    later."""
+    key = aged(started_in_time(in_batches(machine_time_s(view), view), view), view)
     return dataclasses.replace(_by(key, WINDOW, KAPPA), throttle_prefill=True, delay_weight=delay_weight(view))
+
+
+def in_batches(key: F64, view: View) -> F64:
+    """Keys under which requests of a prefix group run together where memory would not keep its prefix between them,
+    float64 [n]. A batch pays for its prefix; its key is what it takes on average (jobs in families with set-up times:
+    Smith's ratio of a batch). Summed over all requests, keys are the machine time of all batches."""
+    (_, _, tokens), unit = work(view), units(view)
+    if tokens.sum() + view.expected_output_tokens.sum() <= view.capacity.kv_tokens:
+        return key
+    prefix_tokens = np.maximum(0.0, np.bincount(unit, tokens - private_prompt_tokens(view)))
+    return _batched(np.lexsort((key, unit)), unit, key, prefix_tokens * view.step_time.gemm_s_per_token)
+
+
+@njit
+def _batched(rows: I64, unit: I64, key: F64, prefix_s: F64) -> F64:
+    """Batches of ``rows``, which come by unit, then by key. The next row of the unit joins while that lowers the
+    average, or costs less than its part of the prefix that it and those behind would have to compute again."""
+    out = np.empty(len(key))
+    begin = last = 0
+    while begin < len(rows):
+        of = unit[rows[begin]]
+        while last < len(rows) and unit[rows[last]] == of:
+            last += 1
+        total, end = prefix_s[of] + key[rows[begin]], begin + 1
+        while end < last and (key[rows[end]] - prefix_s[of] / (last - end)) * (end - begin) < total:
+            total += key[rows[end]]
+            end += 1
+        for k in range(begin, end):
+            out[rows[k]] = total / (end - begin)
+        begin = end
+    return out
 
 
 def aged(key: F64, view: View) -> F64:
