@@ -258,6 +258,6 @@ def surprising(prompt_tokens: int) -> Job:
 
 @pytest.mark.parametrize("policy", ["blend", "dual-scan"])
 def test_an_engine_is_asked_to_preempt_only_if_it_can(policy: str) -> None:
-    jobs = [surprising(prompt_tokens) for prompt_tokens in (50, 150, 300)]
+    jobs = [surprising(prompt_tokens) for prompt_tokens in (50, 300, 600)]
     assert sum(asked_to_preempt(job, policy, allowed=True) for job in jobs) > 0
     assert sum(asked_to_preempt(job, policy, allowed=False) for job in jobs) == 0
