@@ -81,6 +81,11 @@ def step_s(
     return longest + exposed * hidden + st.overhead_s + st.decode_seq_s * decode_seqs
 
 
+def empty_step_s(st: StepTime) -> float:
+    """Fixed time of a step, in seconds: what it takes however little is in it."""
+    return max(st.weights_s, st.gemm_base_s) + st.overhead_s + st.comm_base_s
+
+
 def steps_s(
     st: StepTime, prefill_tokens: F64, prefill_context_pairs: F64, decode_seqs: F64, decode_kv_tokens: F64
 ) -> F64:

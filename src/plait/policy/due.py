@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from plait.model.steptime import empty_step_s
 from plait.policy.base import View
 from plait.policy.latency import machine_time_s, steps_share
 from plait.table import F64
@@ -46,9 +47,9 @@ def full_step_s(view: View) -> float:
     """Mean seconds of a step while the engine is full, at most those of a step that reads the whole KV cache and takes
     all the prefill it may."""
     st, capacity = view.step_time, view.capacity
-    fixed_s = max(st.weights_s, st.gemm_base_s) + st.overhead_s + st.comm_base_s
     mean_s = float(machine_time_s(view).sum()) / float(steps_share(view).sum())
     if not capacity.max_batched_tokens:
         return mean_s
-    most_s = fixed_s + st.kv_read_s_per_token * capacity.kv_tokens + st.gemm_s_per_token * capacity.max_batched_tokens
+    most_s = empty_step_s(st) + st.kv_read_s_per_token * capacity.kv_tokens
+    most_s += st.gemm_s_per_token * capacity.max_batched_tokens
     return min(mean_s, most_s)

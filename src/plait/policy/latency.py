@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from plait._numba import njit
+from plait.model.steptime import empty_step_s
 from plait.policy.base import Order, View
 from plait.policy.blend import units, work
 from plait.table import F64, I64
@@ -98,7 +99,7 @@ def aged(key: F64, view: View) -> F64:
 def machine_time_s(view: View) -> F64:
     """Machine time of each request, float64 [n]: its share of the fixed time of steps and what it adds to them;
     research.md §B."""
-    seconds: F64 = _empty_step_s(view) * steps_taken(view) + _added_s(view)
+    seconds: F64 = empty_step_s(view.step_time) * steps_taken(view) + _added_s(view)
     return seconds
 
 
@@ -121,7 +122,8 @@ def worth_running(view: View) -> float:
     weight = delay_weight(view) * float(_added_s(view).sum())
     if weight <= 0:
         return np.inf
-    return max(1.0, math.sqrt(_empty_step_s(view) * view.table.n * float(view.expected_output_tokens.sum()) / weight))
+    steps = float(view.expected_output_tokens.sum())
+    return max(1.0, math.sqrt(empty_step_s(view.step_time) * view.table.n * steps / weight))
 
 
 def delay_weight(view: View) -> float:
@@ -136,12 +138,6 @@ def delay_weight(view: View) -> float:
     added = _added_s(view)
     decode = added - view.step_time.gemm_s_per_token * (private_prompt_tokens(view) - 1)
     return float(np.clip(2.0 - (decode * square / (o * o)).sum() / added.sum(), 0.0, 1.0)) if added.any() else 0.0
-
-
-def _empty_step_s(view: View) -> float:
-    """Fixed time of a step."""
-    cost = view.step_time
-    return max(cost.weights_s, cost.gemm_base_s) + cost.overhead_s + cost.comm_base_s
 
 
 def _added_s(view: View) -> F64:

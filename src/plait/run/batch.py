@@ -18,6 +18,7 @@ from plait.errors import InputError
 from plait.events import Capacity, EngineRequest
 from plait.lengths import Lengths
 from plait.model.calibrate import Calibrator
+from plait.model.steptime import empty_step_s
 from plait.plan import Objective, Outlook, outlook, scheduler
 from plait.policy.base import order_function
 from plait.report.metrics import TRUNCATED, LiveStats, Numbers
@@ -184,7 +185,7 @@ def _live_stats(prepared: Prepared, capacity: Capacity, place: Place, seed: int,
     table, st = prepared.table, place.machine.step_time
     seen, _ = lengths_before(prepared, place.history, seed)
     costs = (
-        st.overhead_s + max(st.gemm_base_s, st.weights_s),
+        empty_step_s(st),
         st.gemm_s_per_token,
         st.gemm_s_per_token + st.decode_seq_s,
         st.kv_read_s_per_token,

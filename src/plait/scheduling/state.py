@@ -134,9 +134,9 @@ _FACTS = [
     "left_compute",  # seconds of the rows in the left queue when it was filled
     "left_memory",
     "right_compute",  # the same of the right queue
-    "steps_left",  # steps that the running rows will still take
     "right_memory",
     "running_memory",  # seconds of KV reads that the running rows still take
+    "steps_left",  # steps that the running rows will still take
 ]
 _COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "most", "phase"]
 _SIZES = ["n", "m", "classes"]
