@@ -7,7 +7,7 @@ One undisturbed run says how long the job takes and which rows it answers. Then 
 again on a second output and killed (SIGKILL, the whole process group) after a random time; every kill is followed by a
 look at the live file. When enough kills have hit, the command runs to its end. Wrong is: a row answered twice in the
 live file, an answer that a later run does not have any more or has with other bytes, rows missing or doubled in the
-final files. Prints one JSON object; exit 1 if anything was wrong.
+final files. Says how far it is after every round; prints one JSON object; exit 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def main() -> int:
             check_kept(live, kept, wrong)
             if code not in (0, 1) or sorted(final_ids(output), key=str) != sorted(final_ids(whole), key=str):
                 wrong.append(f"round {rounds}: exit code {code}, {len(final_ids(output))} final rows; {said}")
+            print(f"round {rounds}: {kills} kills, {fruitful} after new answers, wrong: {wrong}", file=sys.stderr)
     figures = {"undisturbed_s": round(took_s, 1), "kills": kills, "kills_after_new_answers": fruitful, "wrong": wrong}
     print(json.dumps(figures))
     return 1 if wrong else 0
