@@ -133,7 +133,7 @@ def test_ctrl_c_ends_a_command_that_only_reads_with_130_and_one_line(command: st
     process = spawn(command, path, env={"TMPDIR": str(tmp_path)})
     wait_until(lambda: any(tmp_path.glob(f"plait-{command}-*")))
     press(process)
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=120)
     assert (process.returncode, out, said.strip()) == (130, "", "plait: interrupted")
     assert not any(tmp_path.glob(f"plait-{command}-*"))
 

@@ -263,7 +263,7 @@ def test_ctrl_c_once_drains_and_the_same_command_goes_on(tmp_path: Path) -> None
         process = spawn("run", write_batch(tmp_path, lines), *options)
         wait_until(lambda: len(server.calls) >= 8)
         press(process)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=120)
         assert process.returncode == 130 and "run the same command again to go on" in said, said
         assert re.search(r"stopping: at most \d\d s for \d running requests", said), said
         done = len(answers(tmp_path))
@@ -290,7 +290,7 @@ def test_stopping_now_leaves_valid_files_and_the_rest_to_do(how: str, tmp_path: 
         if how == "twice":
             time.sleep(0.5)  # the first one has been handled
             press(process)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=120)
         assert process.returncode == 130 and "7 requests are left" in said, said
         assert len(answers(tmp_path)) == 5
         server.behaviour = lambda call: answer(call, "later") if call.method == "POST" else models("m")
@@ -314,7 +314,7 @@ def test_stopping_before_anything_is_sent_ends_with_130_and_leaves_no_temporary_
         process = spawn("run", write_batch(tmp_path, LINES), *options, env={"TMPDIR": str(tmp_path / "temp")})
         wait_until(lambda: bool(probed))
         press(process, number)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 130 and "interrupted; run the same command again" in said, said
     assert "Traceback" not in said
     assert not list((tmp_path / "temp").iterdir()) and not (tmp_path / "out.lock").exists()

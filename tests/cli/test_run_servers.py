@@ -111,7 +111,7 @@ def test_a_server_that_is_listed_while_the_run_goes_on_takes_work(tmp_path: Path
         process = spawn("run", source, "-o", tmp_path / "out.jsonl", *options)
         wait_until(lambda: len(first.calls) > 5)
         listing.write_text(f"{first.url}\n{second.url}\n")
-        _, complaints = process.communicate(timeout=60)
+        _, complaints = process.communicate(timeout=120)
         assert process.returncode == 0, complaints
         assert len(second.calls) > 10
     assert len(lines(tmp_path / "out.jsonl")) == 400

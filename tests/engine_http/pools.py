@@ -26,7 +26,7 @@ def settings(*urls: str, **changes: Any) -> HttpSettings:
     return HttpSettings(urls, **(quick | changes))
 
 
-def collect(pool: HttpPool, n: int, limit_s: float = 20.0) -> list[Event]:
+def collect(pool: HttpPool, n: int, limit_s: float = 60.0) -> list[Event]:
     """All events until n requests have ended; fails the test when that takes longer than ``limit_s``."""
     events: list[Event] = []
     ended = 0
@@ -39,7 +39,7 @@ def collect(pool: HttpPool, n: int, limit_s: float = 20.0) -> list[Event]:
     return events
 
 
-def run(requests: Sequence[EngineRequest], limits: HttpSettings, limit_s: float = 20.0) -> dict[int, Event]:
+def run(requests: Sequence[EngineRequest], limits: HttpSettings, limit_s: float = 60.0) -> dict[int, Event]:
     """Submit everything, wait for the end, and return each row's one terminal event."""
     pool = HttpPool(limits)
     try:

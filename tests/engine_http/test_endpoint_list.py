@@ -23,7 +23,7 @@ def slow(delay_s: float) -> LoopbackServer:
     )
 
 
-def wait_for_work(pool: HttpPool, server: LoopbackServer, limit_s: float = 10.0) -> list[Event]:
+def wait_for_work(pool: HttpPool, server: LoopbackServer, limit_s: float = 60.0) -> list[Event]:
     """Events until the server has got a request; fails the test when that takes too long."""
     events: list[Event] = []
     until_s = time.monotonic() + limit_s
