@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("plait", deadline=None)  # the first example may compile a kernel
+# The first example may compile a kernel, and machines may be busy: time says nothing about a property.
+settings.register_profile("plait", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("plait")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
