@@ -93,7 +93,7 @@ def run(
 ) -> Machine:
     """Advance a simulation to its end or to ``until_s``; returns the machine, whose log may have moved. ``live``
     corrects what the planner believes of the machine from the steps it sees."""
-    engine, n = machine.engine[0], len(machine.output)
+    engine, n = machine.engine[0], len(machine.runs)
     counts = planner.state.scalars[0]
     scratch = np.zeros(MAX_ADMIT, np.int64)
     while counts["waiting"] + counts["prefilling"] + counts["decoding"] > 0 and engine["now_s"] < until_s:
@@ -117,19 +117,19 @@ def run(
 
 def result(planner: Planner, machine: Machine) -> Result:
     """What happened, as arrays."""
-    engine = machine.engine[0]
+    engine, runs = machine.engine[0], machine.runs
     return Result(
         makespan_s=float(engine["now_s"]),
-        rows=np.arange(len(machine.output), dtype=np.int64),
+        rows=np.arange(len(runs), dtype=np.int64),
         steps=machine.log[: int(engine["logged"])],
-        admit_s=machine.admit_s,
-        start_s=machine.start_s,
-        finish_s=machine.finish_s,
+        admit_s=runs["admit_s"],
+        start_s=runs["start_s"],
+        finish_s=runs["finish_s"],
         completion_order=machine.finished_rows,
-        computed_tokens=machine.computed,
-        cached_tokens=machine.cached,
-        lost_tokens=machine.lost,
-        row_preemptions=machine.thrown_out,
+        computed_tokens=runs["computed"],
+        cached_tokens=runs["cached"],
+        lost_tokens=runs["lost"],
+        row_preemptions=runs["thrown_out"],
         prefill_tokens=int(engine["prefilled"]),
         recomputed_tokens=int(engine["recomputed"]),
         preemptions=int(planner.state.scalars["preemptions"][0]),

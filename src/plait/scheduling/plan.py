@@ -212,7 +212,7 @@ class Planner:
         scalars, waits = self.state.scalars[0], self.state.rows["status"] == WAITING
         if self._tiers.in_use:
             self._tiers.update(view, waits, self._now_s)
-            self.state.rows["tier"] = self._tiers.tier
+            self.state.tier[:] = self._tiers.tier
         for side, rows in enumerate((order.rows, order.right)):
             kept = np.zeros(0, np.int64) if rows is None else self._first(order, rows[waits[rows]])
             kept = self._tiers.sort(kept)

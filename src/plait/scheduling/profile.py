@@ -26,6 +26,7 @@ from plait.scheduling.state import (
     mean_of,
     most_of,
     rows_of,
+    tally_of,
     tau_of,
     variance_of,
 )
@@ -54,9 +55,18 @@ def generated(c: Records, row: int) -> int:
 
 
 @njit
+def _age_bin(g: int) -> int:
+    return min(AGE_BINS - 1, math.ceil(BINS_AN_OCTAVE * math.log2(g + 1.0) - 1e-9))
+
+
+_YOUNG = np.array([_age_bin(g) for g in range(4096)], np.int8)
+"""``age_bin`` of most ages, looked up."""
+
+
+@njit
 def age_bin(g: int) -> int:
     """First bin of at least that age in tokens: a row that has just outlived a typical length must not look younger."""
-    return min(AGE_BINS - 1, math.ceil(BINS_AN_OCTAVE * math.log2(g + 1.0) - 1e-9))
+    return int(_YOUNG[g]) if g < len(_YOUNG) else _age_bin(g)
 
 
 @njit
@@ -82,6 +92,8 @@ def spread(c: Records, p: float, load: float) -> float:
 def add(c: Records, row: int, sign: float) -> None:
     """Add the row to the profile as it is now (sign 1), or take out exactly what was added (sign -1)."""
     r = rows_of(c)[row]
+    if c.exact:
+        c.profile_peak += int(sign) * _peak(c, row)
     if sign > 0.0:
         g = generated(c, row)
         r.profiled = g
@@ -90,6 +102,20 @@ def add(c: Records, row: int, sign: float) -> None:
         g = r.profiled
         r.profiled = -1
         c.profile_rows -= 1
+    if c.profile_kept:
+        _add(c, row, sign, g)
+
+
+@njit
+def _peak(c: Records, row: int) -> int:
+    """KV tokens of the row at its end, if its length is known: at most, for whole blocks."""
+    return int(rows_of(c)[row].private + expected_of(c)[row] + c.block - 1)
+
+
+@njit
+def _add(c: Records, row: int, sign: float, g: int) -> None:
+    """Add (sign 1) or take out (-1) the row at an age of g tokens."""
+    r = rows_of(c)[row]
     mean, variance, most, tau = mean_of(c)[r.side], variance_of(c)[r.side], most_of(c), tau_of(c)
     size = r.private + g + rounding(c)
     watched = _watched(c, r.limit - g)
@@ -143,18 +169,88 @@ def _until_end(c: Records, left: float, watched: int) -> int:
 @njit
 def refresh(c: Records) -> None:
     """Recompute the profile from the running rows that are in it."""
-    c.profile_step = c.step
+    c.profile_step, c.profile_kept = c.step, 1
     mean_of(c)[:, :] = 0.0
     variance_of(c)[:, :] = 0.0
     most_of(c)[:] = 0.0
-    rows = rows_of(c)
     for side in (LEFT, RIGHT):
-        row = c.tail_left if side == LEFT else c.tail_right
-        while row >= 0:
-            if rows[row].profiled >= 0:
-                c.profile_rows -= 1
-                add(c, row, 1.0)
-            row = rows[row].prev
+        if c.exact:
+            _sum_known(c, side)
+        else:
+            _sum_expected(c, side)
+
+
+@njit
+def _sum_known(c: Records, side: int) -> None:
+    """The rows of a side, lengths known: what ``_add`` would make of each, by the instant before their ends."""
+    rows, tau, expected = rows_of(c), tau_of(c), expected_of(c)
+    alive, held = np.zeros(TAU_POINTS + 1), np.zeros(TAU_POINTS + 1)  # rows, their tokens now, by last instant alive
+    ended, last = np.zeros(TAU_POINTS + 1), np.zeros(TAU_POINTS + 1)  # by the instant after: rows, tokens at their ends
+    row = c.tail_left if side == LEFT else c.tail_right
+    while row >= 0:
+        r = rows[row]
+        if r.profiled >= 0:
+            g = generated(c, row)
+            r.profiled = g
+            left, watched = expected[row] - g, float(r.limit - g)
+            after = 0
+            for k in range(TAU_POINTS):
+                after += tau[k] < left
+            if after == 0 or watched < left:
+                _add(c, row, 1.0, g)
+            else:
+                alive[after - 1] += 1.0
+                held[after - 1] += r.private + g
+                if after < TAU_POINTS and tau[after] < watched:
+                    ended[after] += 1.0
+                    last[after] += r.private + g + left
+        row = r.prev
+    count, tokens = 0.0, 0.0
+    for k in range(TAU_POINTS - 1, -1, -1):
+        count += alive[k]
+        tokens += held[k]
+        there = count + ended[k]
+        mean_of(c)[side, k] += tokens + count * tau[k] + last[k] + there * rounding(c)
+        variance_of(c)[side, k] += there * spread(c, 1.0, 0.0)
+        most_of(c)[k] += tokens + count * tau[k] + last[k] + there * 2.0 * rounding(c)
+
+
+@njit
+def _sum_expected(c: Records, side: int) -> None:
+    """The rows of a side, lengths estimated: rows of one class and age bin have the same chances, so that number, sum
+    and sum of squares of their sizes stand for what ``_add`` would make of each."""
+    rows, tau, tally = rows_of(c), tau_of(c), tally_of(c)
+    mean, variance, most = mean_of(c)[side], variance_of(c)[side], most_of(c)
+    classes, bins, met = np.empty(c.profile_rows, np.int32), np.empty(c.profile_rows, np.int32), 0
+    row = c.tail_left if side == LEFT else c.tail_right
+    while row >= 0:
+        r = rows[row]
+        if r.profiled >= 0:
+            g = generated(c, row)
+            r.profiled = g
+            if r.limit - g <= tau[TAU_POINTS - 1]:
+                _add(c, row, 1.0, g)
+            else:
+                b = age_bin(g)
+                if tally[r.cls, b, 0] == 0.0:
+                    classes[met], bins[met] = r.cls, b
+                    met += 1
+                size = r.private + g + rounding(c)
+                tally[r.cls, b, 0] += 1.0
+                tally[r.cls, b, 1] += size
+                tally[r.cls, b, 2] += size * size
+        row = r.prev
+    for i in range(met):
+        chance, sums = alive_of(c)[classes[i], bins[i]], tally[classes[i], bins[i]]
+        count, size, square = sums[0], sums[1], sums[2]
+        part = count * c.block * c.block / 12.0
+        for k in range(TAU_POINTS):
+            p = chance[k]
+            mean[k] += p * (size + count * tau[k])
+            variance[k] += p * ((1.0 - p) * (square + tau[k] * (2.0 * size + count * tau[k])) + part)
+        for k in range(TAU_POINTS):
+            most[k] += size + count * (tau[k] + rounding(c)) if chance[k] >= LEAST_CHANCE else 0.0
+        sums[:] = 0.0
 
 
 @njit
@@ -172,12 +268,18 @@ def running_rows(c: Records, out: I64) -> int:
 
 
 @njit
-def refresh_if_stale(c: Records, free_share: float = 0.0) -> bool:
-    """Refresh when the rows may have grown by STALE_SHARE of the capacity and ``free_share`` of what is free of it
-    since the last time, or REFRESH_STEPS passed. Whether it did."""
+def is_stale(c: Records, free_share: float) -> bool:
+    """The rows may have grown by STALE_SHARE of the capacity and ``free_share`` of what is free of it since the last
+    refresh, or REFRESH_STEPS passed."""
     steps = c.step - c.profile_step
     missed = STALE_SHARE * c.capacity + free_share * max(0, free_tokens(c))
-    if steps >= REFRESH_STEPS or steps * c.profile_rows >= missed:
+    return bool(not c.profile_kept or steps >= REFRESH_STEPS or steps * c.profile_rows >= missed)
+
+
+@njit
+def refresh_if_stale(c: Records, free_share: float = 0.0) -> bool:
+    """Refresh when it is stale. Whether it was."""
+    if is_stale(c, free_share):
         refresh(c)
         c.events += 1
         return True
@@ -191,6 +293,15 @@ def fits_now(c: Records, row: int) -> bool:
     cold, pinned = uncached(c, row)
     tokens = r.private + r.kept + 1
     return bool(cold + pinned + (tokens + c.block - 1) // c.block * c.block <= free_tokens(c))
+
+
+@njit
+def fits_at_ends(c: Records, row: int) -> bool:
+    """Lengths are known, and the row fits even if all rows were at their ends at once: no profile says otherwise."""
+    if not c.exact:
+        return False
+    cold, pinned = uncached(c, row)
+    return bool(c.profile_peak + _peak(c, row) <= c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned))
 
 
 @njit

@@ -8,9 +8,11 @@ from __future__ import annotations
 from plait._numba import njit
 from plait.scheduling import profile
 from plait.scheduling.moves import admit
+from plait.scheduling.pointer import prefetch
 from plait.scheduling.state import (
     COMPUTING,
     LEFT,
+    LINE_BYTES,
     UNLIMITED,
     WAITING,
     Records,
@@ -19,11 +21,14 @@ from plait.scheduling.state import (
     nodes_of,
     queue_of,
     rows_of,
+    tier_of,
 )
 from plait.table import I64
 
 GATE_WINDOW = 4096
 """Waiting rows looked at behind gated ones."""
+FETCH_AHEAD = 8
+"""Places behind the head of a queue at which a row's records are fetched: memory answers before its turn comes."""
 
 
 @njit
@@ -51,6 +56,11 @@ def skip_taken(c: Records, side: int) -> None:
         c.head_left = head
     else:
         c.head_right = head
+    if head + FETCH_AHEAD < size:
+        row = queue_of(c)[side, head + FETCH_AHEAD]
+        prefetch(c.at_rows + LINE_BYTES * row)
+        prefetch(c.at_expected + 8 * row)
+        prefetch(c.at_key + 8 * row)
 
 
 @njit
@@ -73,10 +83,20 @@ def peek(c: Records, side: int) -> int:
 
 @njit
 def fits(c: Records, row: int) -> bool:
-    """Now, and in expectation later; a row alone needs only the former."""
+    """Now, and in expectation later; a row alone needs only the former. The profile is brought up to date only where it
+    matters."""
     if not profile.fits_now(c, row):
         return False
-    return c.prefilling + c.decoding == 0 or profile.fits_later(c, row, 0.0)
+    if c.prefilling + c.decoding == 0:
+        return True
+    if profile.fits_at_ends(c, row):
+        if profile.is_stale(c, 0.0):
+            c.profile_kept = 0
+        return True
+    c.profile_asked = 1
+    if profile.is_stale(c, 0.0):
+        profile.refresh(c)
+    return profile.fits_later(c, row, 0.0)
 
 
 @njit
@@ -117,11 +137,13 @@ def settling(c: Records) -> bool:
 
 @njit
 def decide_queue(c: Records, out: I64) -> int:
-    """Admit from the left queue while rows fit. Fills ``out``; returns how many."""
+    """Admit from the left queue while rows fit. Fills ``out``; returns how many. A head that did not fit is tried again
+    after an event, and, where it might fit by the profile, whenever that is stale."""
     count = 0
-    profile.refresh_if_stale(c)
-    if c.blocked == c.events or settling(c):
+    blocked = c.blocked == c.events and not (c.profile_asked and profile.is_stale(c, 0.0))
+    if blocked or settling(c):
         return 0
+    c.profile_asked = 0
     while count < len(out) and c.prefilling + c.decoding < c.max_seqs and may_take_prefill(c):
         head = peek(c, LEFT)
         if head < 0:
@@ -166,7 +188,7 @@ def _overtaker(c: Records, head: int) -> int:
         i += 1
         if rows_of(c)[row].status != WAITING or row == head:
             continue
-        if rows_of(c)[row].tier != rows_of(c)[head].tier:
+        if tier_of(c)[row] != tier_of(c)[head]:
             break
         seen += 1
         if key_of(c)[row] <= c.kappa * key_of(c)[head] and not gated(c, row) and fits(c, row):

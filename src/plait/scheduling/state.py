@@ -37,8 +37,8 @@ LARGEST_LIMIT = (1 << 30) - 1
 
 ROW = np.dtype(
     [
-        ("base", "i8"),  # decode step at which the row had no token: generated = step - base while it decodes
-        ("seq", "i8"),  # admission number: larger = later
+        ("base", "i4"),  # decode step at which the row had no token: generated = step - base while it decodes
+        ("seq", "i4"),  # admission number: larger = later
         ("node", "i4"),  # deepest shared node
         ("private", "i4"),  # prompt tokens beyond the whole blocks of that node
         ("prompt", "i4"),  # prompt tokens
@@ -51,7 +51,6 @@ ROW = np.dtype(
         ("next", "i4"),
         ("ahead", "i4"),  # rows in prefill, by admission
         ("behind", "i4"),
-        ("tier", "i4"),  # larger goes first, and nothing of a smaller one passes it
         ("profiled", "i4"),  # generated tokens when it was added to the profile; -1: not in it
         ("status", "i1"),
         ("side", "i1"),
@@ -59,6 +58,7 @@ ROW = np.dtype(
     ],
     align=True,
 )
+"""One cache line (LINE_BYTES) a row."""
 
 NODE = np.dtype(
     [
@@ -97,6 +97,9 @@ _COUNTS = [
     "tail_right",
     "profile_step",
     "profile_rows",
+    "profile_kept",  # 0: the profile was let lapse, a refresh must come first
+    "profile_asked",  # 1: the blocked head might fit by a newer profile
+    "profile_peak",  # KV tokens at their ends of the rows in the profile, whole blocks (known lengths)
     "events",  # grows with every event that may free room; a blocked head is tried again when it moved
     "blocked",
     "preemptions",
@@ -138,7 +141,8 @@ _FACTS = [
     "running_memory",  # seconds of KV reads that the running rows still take
     "steps_left",  # steps that the running rows will still take
 ]
-_COLUMNS = ["rows", "nodes", "queue", "back", "key", "expected", "alive", "tau", "mean", "variance", "most", "phase"]
+_COLUMNS = ["rows", "nodes", "queue", "back", "key", "tier", "expected"]
+_COLUMNS += ["alive", "tau", "mean", "variance", "most", "tally", "phase"]
 _SIZES = ["n", "m", "classes"]
 SCALARS = np.dtype(
     [(name, "i8") for name in _COUNTS + _LIMITS + _SIZES]
@@ -149,9 +153,10 @@ SCALARS = np.dtype(
 """Sums, limits and the addresses of the columns. Compiled functions take this one record, ``c``: a pointer. (Passing
 the arrays themselves costs a dozen atomic reference counts a call, ten times the work of most decisions.)"""
 
+LINE_BYTES = 64
+"""Of a cache line."""
 TAU_POINTS = 24
 """Future instants at which the expected footprint is watched."""
-
 
 AGE_BINS = 84
 """Ages at which chances of survival are kept: four an octave, from 0 to 2**20 tokens."""
@@ -167,12 +172,14 @@ class State:
     queue: I32  # [2, n] rows of each side, best first; entries that are not WAITING any more are skipped
     back: I32  # [2, n] stacks of requeued rows
     key: F64  # [n] overtaking key (window > 1)
+    tier: I32  # [n] larger goes first, and nothing of a smaller one passes it
     expected: F64  # [n] expected output tokens
     alive: F64  # [C, AGE_BINS, T] chance that a row of class c and that age is alive tau steps later
     tau: F64  # [T] steps from now, ascending, tau[0] == 0
     mean: F64  # [2, T] expected private KV tokens of the running rows of each side at now + tau
     variance: F64  # [2, T] its variance
     most: F64  # [T] their footprint on both sides if every row that may be alive then is
+    tally: F64  # [C, AGE_BINS, 3] scratch of a refresh, all zeros between two
     phase: I64  # [block] decoding rows that need a block at steps congruent to the index
 
     @property
@@ -194,12 +201,14 @@ def new_state(
         queue=np.zeros((2, n), np.int32),
         back=np.zeros((2, n), np.int32),
         key=np.zeros(n),
+        tier=np.zeros(n, np.int32),
         expected=np.ones(n),
         alive=np.zeros((classes, AGE_BINS, TAU_POINTS)),
         tau=np.concatenate(([0.0], np.geomspace(1.0, max(2.0, horizon), TAU_POINTS - 1))),
         mean=np.zeros((2, TAU_POINTS)),
         variance=np.zeros((2, TAU_POINTS)),
         most=np.zeros(TAU_POINTS),
+        tally=np.zeros((classes, AGE_BINS, 3)),
         phase=np.zeros(block, np.int64),
     )
     values = {
@@ -212,6 +221,7 @@ def new_state(
         "budgeted": capacity.takes_prefill_budget,
         "preempts": capacity.preempts_on_request,
         "window": 1,
+        "profile_kept": 1,
         "kappa": 1.0,
         "gemm_s": step_time.gemm_s_per_token,
         "weights_s": step_time.weights_s,
@@ -235,9 +245,16 @@ def new_state(
     return state
 
 
+def records(count: int, of: np.dtype[np.void]) -> Records:
+    """Records, all zeros, the first of which begins a cache line."""
+    space = np.zeros(count * of.itemsize + LINE_BYTES, np.uint8)
+    begin = -space.ctypes.data % LINE_BYTES
+    return space[begin : begin + count * of.itemsize].view(of)
+
+
 def _row_records(table: RequestTable, tree: PrefixTree, block: int) -> Records:
     """ROW [n], all waiting."""
-    rows = np.zeros(table.n, ROW)
+    rows = records(table.n, ROW)
     _fill_rows(rows, tree.node_of, table.prompt_tokens, tree.prefix_tokens // block * block, table.max_tokens)
     return rows
 
@@ -307,6 +324,13 @@ def key_of(c: Records) -> F64:
 
 
 @njit
+def tier_of(c: Records) -> I32:
+    """int32 [n]"""
+    found: I32 = carray(pointer(c.at_tier), c.n, np.int32)
+    return found
+
+
+@njit
 def expected_of(c: Records) -> F64:
     """float64 [n]"""
     found: F64 = carray(pointer(c.at_expected), c.n, np.float64)
@@ -345,6 +369,13 @@ def variance_of(c: Records) -> F64:
 def most_of(c: Records) -> F64:
     """float64 [T]"""
     found: F64 = carray(pointer(c.at_most), TAU_POINTS, np.float64)
+    return found
+
+
+@njit
+def tally_of(c: Records) -> F64:
+    """float64 [C, AGE_BINS, 3]"""
+    found: F64 = carray(pointer(c.at_tally), (c.classes, AGE_BINS, 3), np.float64)
     return found
 
 

@@ -16,13 +16,28 @@ from plait.model.steptime import StepTime, step_s
 from plait.scheduling import moves
 from plait.scheduling.decide import decide
 from plait.scheduling.kv import evict
-from plait.scheduling.pointer import carray, pointer
-from plait.scheduling.state import DECODE, PREFILL, Records, phase_of, rows_of
-from plait.table import F64, I32, I64
+from plait.scheduling.pointer import carray, pointer, prefetch
+from plait.scheduling.state import DECODE, LINE_BYTES, PREFILL, Records, phase_of, records, rows_of
+from plait.table import I32, I64
 
-_BY_ROW = ["output", "later", "earlier", "admit_s", "start_s", "finish_s", "finished_rows"]
-_BY_ROW += ["computed", "cached", "lost", "thrown_out"]
-_COLUMNS = [*_BY_ROW, "calendar", "fifo", "log"]
+_RUN = [
+    ("output", "i4"),  # true output tokens
+    ("later", "i4"),  # next row that finishes in the same step
+    ("earlier", "i4"),
+    ("computed", "i4"),  # tokens prefilled for the row, all its starts together
+    ("cached", "i4"),  # tokens it needed and did not prefill: shared prefixes in KV, all its starts together
+    ("lost", "i4"),  # KV tokens thrown away when it was preempted
+    ("thrown_out", "i4"),  # times it was preempted
+    ("admit_s", "f8"),  # time of the last admission
+    ("start_s", "f8"),  # first token, at the last start
+    ("finish_s", "f8"),
+]
+_NAMES, _FORMATS = zip(*_RUN, strict=True)
+RUN = np.dtype({"names": list(_NAMES), "formats": list(_FORMATS), "itemsize": LINE_BYTES}, align=True)
+"""What the engine knows of a row: one record, one cache line."""
+FETCH_STEPS = 8
+"""Steps ahead of a row's end at which its records are fetched."""
+_COLUMNS = ["runs", "finished_rows", "calendar", "fifo", "log"]
 _ENGINE = np.dtype(
     [
         ("now_s", "f8"),
@@ -58,19 +73,10 @@ STEP = np.dtype(
 class Machine:
     """The engine's own side of a simulation, n rows. True output lengths live here, out of the scheduler's reach."""
 
-    output: I32  # [n] true output tokens
-    later: I32  # [n] next row that finishes in the same step
-    earlier: I32  # [n]
+    runs: Records  # RUN [n]
     calendar: I32  # [power of two > longest output] first row that finishes at decode steps congruent to the index
     fifo: I32  # [n] ring of rows in prefill
-    admit_s: F64  # [n] time of the last admission
-    start_s: F64  # [n] first token, at the last start
-    finish_s: F64  # [n]
     finished_rows: I32  # [n] rows in order of completion
-    computed: I32  # [n] tokens prefilled for the row, all its starts together
-    cached: I32  # [n] tokens it needed and did not prefill: shared prefixes in KV, all its starts together
-    lost: I32  # [n] KV tokens thrown away when it was preempted
-    thrown_out: I32  # [n] times it was preempted
     log: Records  # STEP [capacity of the log]
     engine: Records  # _ENGINE [1]
 
@@ -78,6 +84,12 @@ class Machine:
     def e(self) -> Records:
         """The record that compiled functions take."""
         return self.engine[0]
+
+    @property
+    def output(self) -> I32:
+        """True output tokens, int32 [n]."""
+        found: I32 = self.runs["output"]
+        return found
 
     def with_longer_log(self) -> Machine:
         """The same machine with room for twice as many steps."""
@@ -87,14 +99,16 @@ class Machine:
 
     def with_more_rows(self, output_tokens: I64) -> Machine:
         """The same machine with further rows, none longer than the machine was made for."""
-        n = len(self.output)
-        idle = new_machine(output_tokens)
-        joined = {name: np.concatenate((getattr(self, name), getattr(idle, name))) for name in _BY_ROW}
+        n, more = len(self.runs), len(output_tokens)
+        runs = records(n + more, RUN)
+        _fill(runs[n:], output_tokens)
+        runs[:n] = self.runs
+        finished = np.concatenate((self.finished_rows, np.zeros(more, np.int32)))
         ring = (int(self.engine["fifo_head"][0]) + np.arange(int(self.engine["fifo_size"][0]))) % max(1, n)
-        fifo = np.zeros(max(1, n + len(output_tokens)), np.int32)
+        fifo = np.zeros(max(1, n + more), np.int32)
         fifo[: len(ring)] = self.fifo[ring]
-        larger = dataclasses.replace(self, **joined, fifo=fifo)
-        larger.engine["n"], larger.engine["fifo_head"] = n + len(output_tokens), 0
+        larger = dataclasses.replace(self, runs=runs, finished_rows=finished, fifo=fifo)
+        larger.engine["n"], larger.engine["fifo_head"] = n + more, 0
         larger._connect()
         return larger
 
@@ -109,22 +123,14 @@ def new_machine(output_tokens: I64, longest: int = 1) -> Machine:
     n = len(output_tokens)
     size = 1 << int(output_tokens.max(initial=longest) + 1).bit_length()
     machine = Machine(
-        output=output_tokens.astype(np.int32),
-        later=np.full(n, -1, np.int32),
-        earlier=np.full(n, -1, np.int32),
+        runs=records(n, RUN),
         calendar=np.full(size, -1, np.int32),
         fifo=np.zeros(max(1, n), np.int32),
-        admit_s=np.full(n, np.nan),
-        start_s=np.full(n, np.nan),
-        finish_s=np.full(n, np.nan),
         finished_rows=np.zeros(n, np.int32),
-        computed=np.zeros(n, np.int32),
-        cached=np.zeros(n, np.int32),
-        lost=np.zeros(n, np.int32),
-        thrown_out=np.zeros(n, np.int32),
-        log=np.zeros(1 << 16, STEP),
+        log=np.zeros(max(1 << 16, n), STEP),
         engine=np.zeros(1, _ENGINE),
     )
+    _fill(machine.runs, output_tokens)
     machine.engine["n"] = n
     machine.engine["calendar_size"] = size
     machine._connect()
@@ -132,14 +138,23 @@ def new_machine(output_tokens: I64, longest: int = 1) -> Machine:
 
 
 @njit
-def _rows_column(address: int, e: Records) -> I32:
-    found: I32 = carray(pointer(address), e.n, np.int32)
+def _fill(runs: Records, output_tokens: I64) -> None:
+    for row in range(len(runs)):
+        run = runs[row]
+        run.output = output_tokens[row]
+        run.later = run.earlier = -1
+        run.admit_s = run.start_s = run.finish_s = np.nan
+
+
+@njit
+def _runs(e: Records) -> Records:
+    found: Records = carray(pointer(e.at_runs), e.n, RUN)
     return found
 
 
 @njit
-def _times(address: int, e: Records) -> F64:
-    found: F64 = carray(pointer(address), e.n, np.float64)
+def _by_row(address: int, e: Records) -> I32:
+    found: I32 = carray(pointer(address), e.n, np.int32)
     return found
 
 
@@ -158,34 +173,34 @@ def _log(e: Records) -> Records:
 @njit
 def submit(c: Records, e: Records, row: int) -> None:
     """An admitted row joins the prefill queue."""
-    _rows_column(e.at_fifo, e)[(e.fifo_head + e.fifo_size) % e.n] = row
+    _by_row(e.at_fifo, e)[(e.fifo_head + e.fifo_size) % e.n] = row
     e.fifo_size += 1
-    _times(e.at_admit_s, e)[row] = e.now_s
-    r = rows_of(c)[row]
-    _rows_column(e.at_cached, e)[row] += r.prompt + r.kept - r.need
+    r, run = rows_of(c)[row], _runs(e)[row]
+    run.admit_s = e.now_s
+    run.cached += r.prompt + r.kept - r.need
 
 
 @njit
 def _schedule_finish(c: Records, e: Records, row: int) -> None:
     """Enter a decoding row in the calendar: it finishes when it has all its tokens."""
-    slot = (rows_of(c)[row].base + _rows_column(e.at_output, e)[row]) % e.calendar_size
+    run = _runs(e)[row]
+    slot = (rows_of(c)[row].base + run.output) & (e.calendar_size - 1)
     head = _calendar(e)[slot]
-    _rows_column(e.at_later, e)[row] = head
-    _rows_column(e.at_earlier, e)[row] = -1
+    run.later, run.earlier = head, -1
     if head >= 0:
-        _rows_column(e.at_earlier, e)[head] = row
+        _runs(e)[head].earlier = row
     _calendar(e)[slot] = row
 
 
 @njit
 def _unschedule_finish(c: Records, e: Records, row: int) -> None:
-    before, after = _rows_column(e.at_earlier, e)[row], _rows_column(e.at_later, e)[row]
-    if before >= 0:
-        _rows_column(e.at_later, e)[before] = after
+    run = _runs(e)[row]
+    if run.earlier >= 0:
+        _runs(e)[run.earlier].later = run.later
     else:
-        _calendar(e)[(rows_of(c)[row].base + _rows_column(e.at_output, e)[row]) % e.calendar_size] = after
-    if after >= 0:
-        _rows_column(e.at_earlier, e)[after] = before
+        _calendar(e)[(rows_of(c)[row].base + run.output) & (e.calendar_size - 1)] = run.later
+    if run.later >= 0:
+        _runs(e)[run.later].earlier = run.earlier
 
 
 @njit
@@ -203,8 +218,8 @@ def throw_out(c: Records, e: Records, row: int) -> None:
             lost = e.head_done
             e.head_done = 0
     e.recomputed += lost
-    _rows_column(e.at_lost, e)[row] += lost
-    _rows_column(e.at_thrown_out, e)[row] += 1
+    _runs(e)[row].lost += lost
+    _runs(e)[row].thrown_out += 1
     moves.preempt(c, row, 0, True)
 
 
@@ -242,13 +257,13 @@ def run_step(c: Records, e: Records, st: StepTime, budget: int) -> None:
     size = e.fifo_size
     completed = 0
     while completed < size and taken < room:
-        row = _rows_column(e.at_fifo, e)[(first + completed) % e.n]
+        row = _by_row(e.at_fifo, e)[(first + completed) % e.n]
         r = rows_of(c)[row]
         k = min(r.need - e.head_done, room - taken)
         begin = r.prompt + r.kept - r.need + e.head_done
         pairs += k * begin + k * (k + 1) // 2
         taken += k
-        _rows_column(e.at_computed, e)[row] += k
+        _runs(e)[row].computed += k
         e.head_done += k
         if e.head_done < r.need:
             break
@@ -261,10 +276,11 @@ def run_step(c: Records, e: Records, st: StepTime, budget: int) -> None:
     moves.advance(c)
     _finish_due(c, e)
     for i in range(completed):
-        row = _rows_column(e.at_fifo, e)[(first + i) % e.n]
+        row = _by_row(e.at_fifo, e)[(first + i) % e.n]
         moves.start(c, row)
-        _times(e.at_start_s, e)[row] = e.now_s
-        if _rows_column(e.at_output, e)[row] <= c.step - rows_of(c)[row].base:
+        run = _runs(e)[row]
+        run.start_s = e.now_s
+        if run.output <= c.step - rows_of(c)[row].base:
             _finish(c, e, row)
         else:
             _schedule_finish(c, e, row)
@@ -283,8 +299,8 @@ def run_step(c: Records, e: Records, st: StepTime, budget: int) -> None:
 
 @njit
 def _finish(c: Records, e: Records, row: int) -> None:
-    _times(e.at_finish_s, e)[row] = e.now_s
-    _rows_column(e.at_finished_rows, e)[e.finished] = row
+    _runs(e)[row].finish_s = e.now_s
+    _by_row(e.at_finished_rows, e)[e.finished] = row
     e.finished += 1
     moves.finish(c, row)
 
@@ -292,11 +308,15 @@ def _finish(c: Records, e: Records, row: int) -> None:
 @njit
 def _finish_due(c: Records, e: Records) -> None:
     """Finish the rows whose last token this step made."""
-    slot = c.step % e.calendar_size
+    slot = c.step & (e.calendar_size - 1)
     row = _calendar(e)[slot]
     _calendar(e)[slot] = -1
+    coming = _calendar(e)[(slot + FETCH_STEPS) & (e.calendar_size - 1)]
+    if coming >= 0:
+        prefetch(e.at_runs + LINE_BYTES * coming)
+        prefetch(c.at_rows + LINE_BYTES * coming)
     while row >= 0:
-        following = _rows_column(e.at_later, e)[row]
+        following = _runs(e)[row].later
         _finish(c, e, row)
         row = following
 
