@@ -7,8 +7,12 @@ between are unknown, and totals and limits are checked instead.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from plait.events import Capacity
 from plait.model.steptime import StepTime
@@ -28,16 +32,58 @@ def check_schedule(
 ) -> None:
     """Assert that the run is a schedule: each request once, KV within capacity, tokens conserved, time adding up.
     ``gaps``: the engine may stand idle between steps (a data-parallel rank that waits for work)."""
-    output = [int(min(d, cap)) for d, cap in zip(output_tokens, table.max_tokens, strict=True)]
-    steps = [{name: step[name].item() for name in run.steps.dtype.names} for step in run.steps]
-    _each_request_once(run, table.n)
-    _time_adds_up(run, steps, step_time, gaps)
-    _limits_hold(steps, capacity)
+    _check_engine(run, table.n, capacity, step_time, gaps)
+    output = _output(table, output_tokens)
+    steps = _steps(run)
     _tokens_are_conserved(run, steps, table, tree, output)
     _each_request_gets_its_tokens(run, table, tree, output)
     if run.preemptions == 0:
         _every_step_decodes_what_it_says(run, steps, table, output)
         _kv_holds_at_least_what_runs(run, steps, table, tree, output, max(1, capacity.block_tokens))
+
+
+def check_ranks(
+    runs: Sequence[Result],
+    table: RequestTable,
+    tree: PrefixTree,
+    output_tokens: I64,
+    capacity: Capacity,
+    step_time: StepTime,
+) -> None:
+    """Assert that data-parallel ranks ran each request once, each of them within its limits, and that tokens are
+    conserved over all ranks: a request that was preempted may end on another one than it began on."""
+    assert sorted(np.concatenate([run.rows for run in runs]).tolist()) == list(range(table.n))
+    for run in runs:
+        _check_engine(run, len(run.rows), capacity, step_time, gaps=True)
+    joined, output = _joined(runs), _output(table, output_tokens)
+    _tokens_are_conserved(joined, _steps(joined), table, tree, output)
+    _each_request_gets_its_tokens(joined, table, tree, output)
+
+
+def _joined(runs: Sequence[Result]) -> Result:
+    """What the ranks did together, as far as ``_tokens_are_conserved`` and ``_each_request_gets_its_tokens`` look."""
+    order = np.argsort(np.concatenate([run.rows for run in runs]))
+    by_row = ("computed_tokens", "cached_tokens", "lost_tokens", "row_preemptions")
+    sums = ("prefill_tokens", "recomputed_tokens", "preemptions")
+    changes: dict[str, Any] = {name: np.concatenate([getattr(run, name) for run in runs])[order] for name in by_row}
+    changes |= {name: sum(getattr(run, name) for run in runs) for name in sums}
+    return dataclasses.replace(runs[0], steps=np.concatenate([run.steps for run in runs]), **changes)
+
+
+def _output(table: RequestTable, output_tokens: I64) -> list[int]:
+    return [int(min(d, cap)) for d, cap in zip(output_tokens, table.max_tokens, strict=True)]
+
+
+def _steps(run: Result) -> list[dict[str, Any]]:
+    return [{name: step[name].item() for name in run.steps.dtype.names} for step in run.steps]
+
+
+def _check_engine(run: Result, n: int, capacity: Capacity, step_time: StepTime, gaps: bool) -> None:
+    """What one engine did: each of its n requests once, within its limits."""
+    steps = _steps(run)
+    _each_request_once(run, n)
+    _time_adds_up(run, steps, step_time, gaps)
+    _limits_hold(steps, capacity)
 
 
 def _each_request_once(run: Result, n: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from plait.scheduling.state import ABSENT
 from plait.scheduling.stealing import Queues, carry_on, steal
 from plait.scheduling.virtual import Machine, new_machine
 from plait.simulate import Progress, Result, checked_output, preempting, result, run, silent, simulate
-from plait.table import I64, RequestTable
+from plait.table import I32, I64, RequestTable
 from plait.tree.prefix import PrefixTree
 
 SLICES = 256
@@ -117,6 +117,22 @@ def simulate_ranks(
     return [rank.result() for rank in running]
 
 
+COUNTED = ("computed", "cached", "lost", "thrown_out")
+"""What a machine counts for each row."""
+
+
+class Moved(NamedTuple):
+    """Waiting rows of the job that go from one rank to another, int64 [k], with what was done for them so far."""
+
+    rows: I64
+    kept: I32  # [k] output tokens they have
+    seen: I64  # [k] as in ``LengthState``
+    computed: I32  # [k] as in ``Machine``
+    cached: I32
+    lost: I32
+    thrown_out: I32
+
+
 class _Whole:
     """What all ranks have in common."""
 
@@ -157,24 +173,27 @@ class _Rank:
 
     def _queues(self) -> Queues:
         whole = self.whole
-        return Queues(self.planner.state, whole.unit[self.rows], whole.step_time)
+        return Queues(self.planner.state, self.lengths, whole.unit[self.rows], whole.step_time)
 
     def run(self, until_s: float) -> None:
         """Advance to ``until_s``, or to the end of what there is to do."""
         self.machine = run(self.planner, self.machine, self.whole.step_time, until_s)
 
-    def give(self, rows: I64) -> I64:
-        """Let go of waiting rows (local); returns their numbers in the job."""
+    def give(self, rows: I64) -> Moved:
+        """Let go of waiting rows (local)."""
         state = self.planner.state
+        counted = (getattr(self.machine, name)[rows] for name in COUNTED)
+        moved = Moved(self.rows[rows], state.rows["kept"][rows], self.lengths.state.seen[rows], *counted)
         state.rows["status"][rows] = ABSENT
         state.scalars["waiting"] -= len(rows)
-        return self.rows[rows]
+        return moved
 
-    def take(self, rows: I64, now_s: float) -> None:
+    def take(self, moved: Moved, now_s: float) -> None:
         """Add rows of the job to the queue. What runs goes on."""
         whole, old, n = self.whole, self.planner.state, len(self.rows)
         whole.lengths.state.seen[self.rows] = self.lengths.state.seen
-        self.rows = np.concatenate((self.rows, rows))
+        whole.lengths.state.seen[moved.rows] = moved.seen
+        self.rows = np.concatenate((self.rows, moved.rows))
         part = Part(whole.job, self.rows, whole.place)
         self.lengths = whole.lengths.part(self.rows)
         done = self.machine.finished_rows[: int(self.machine.engine["finished"][0])].astype(np.int64)
@@ -186,9 +205,12 @@ class _Rank:
         )
         self.planner = self._planner(part)
         carry_on(self.planner.state, old)
+        self.planner.state.rows["kept"][n:] = moved.kept
         self.planner.refresh_lengths()
         self.planner.replan()
         self.machine = self.machine.with_more_rows(np.minimum(part.output_tokens, part.table.max_tokens)[n:])
+        for name in COUNTED:
+            getattr(self.machine, name)[n:] = getattr(moved, name)
         if old.scalars["prefilling"][0] + old.scalars["decoding"][0] == 0:
             self.machine.engine["now_s"] = np.maximum(self.machine.engine["now_s"], now_s)
         self.queues = self._queues()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.events import Capacity, Finished, Preempted, Started, Step
+from plait.events import Capacity, Finished, Preempted, Progress, Started, Step
 from plait.lengths import Lengths
 from plait.model.steptime import StepTime, paper_a100_8b
 from plait.policy.base import View
@@ -46,9 +46,9 @@ def test_a_step_gets_the_prefill_that_brings_its_longer_side_to_the_wanted_time(
     assert max(compute_s, network_s) == pytest.approx(busy_s) or tokens == decoding or tokens == 8192
 
 
-def started(prompt: list[int], output: list[int]) -> Scheduler:
-    """All rows run and have a token."""
-    scheduler = scheduler_of(prompt, output)
+def started(prompt: list[int], output: list[int], step_time: StepTime = WIDE) -> Scheduler:
+    """All rows that are admitted at once run and have a token."""
+    scheduler = scheduler_of(prompt, output, step_time)
     for row in scheduler.decide(0.0).admit.tolist():
         scheduler.update(Started(row, 0.0))
     return scheduler
@@ -86,6 +86,32 @@ def test_a_memory_heavy_row_that_was_thrown_out_alone_goes_on() -> None:
     scheduler.update(Preempted(0, 1.0, requeue=True))
     scheduler.update(Finished(1, 2.0, 200, b"{}", output_tokens=2))
     assert scheduler.decide(2.0).admit.tolist() == [0]
+
+
+def test_compute_goes_on_beside_a_memory_heavy_row_where_another_one_was_thrown_out() -> None:
+    """It may be long until the one that stays has finished."""
+    scheduler = started([50, 50, *[5000] * 40], [9000, 9000, *[2] * 40], paper_a100_8b())
+    assert 2 < scheduler.running < 42
+    for row in range(2, 42):
+        if scheduler.state.rows["status"][row] == DECODE:
+            scheduler.update(Finished(row, 1.0, 200, b"{}", output_tokens=2))
+    scheduler.update(Preempted(1, 2.0, requeue=True))
+    admitted = scheduler.decide(2.0).admit
+    assert len(admitted) and 1 not in admitted
+
+
+def test_a_memory_heavy_row_makes_room_for_compute_heavy_ones_though_none_of_its_kind_waits() -> None:
+    """Two answers have become longer than was thought and fill the cache."""
+    scheduler = scheduler_of([50, 50, *[5000] * 4], [150_000, 150_000, *[2] * 4], paper_a100_8b())
+    scheduler.decide(0.0)
+    for row, tokens in ((0, 199_000), (1, 199_000)):
+        scheduler.update(Started(row, 0.0))
+        scheduler.update(Progress(row, 0.0, tokens))
+    for row in range(2, 6):
+        if scheduler.state.rows["status"][row] == PREFILL:
+            scheduler.update(Preempted(row, 0.0, requeue=True))
+    preempted = [scheduler.decide(1.0).preempt.tolist() for _ in range(1000)]
+    assert [0] in preempted or [1] in preempted
 
 
 @given(

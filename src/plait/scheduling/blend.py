@@ -125,8 +125,9 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
     busy_s, full_s = wanted_s(c, waiting_right >= 0), c.kv_read_s * c.capacity
     usual_s = max(c.weights_s, c.kv_read_s * max(float(c.decode_context), USUAL_FILL * c.capacity))
     count = _admit_right(c, out, waiting_right, max(busy_s, full_s), usual_s)
-    count, short = _admit_left(c, out, count, prefill_for(c, busy_s), waiting_right >= 0)
-    preempted = _relieve(c, out, short and waiting_right >= 0)
+    beside_right = waiting_right >= 0 or c.tail_right >= 0
+    count, short = _admit_left(c, out, count, prefill_for(c, busy_s), beside_right)
+    preempted = _relieve(c, out, short and beside_right)
     budget = queued_for(c, busy_s)
     if c.backlog_right > 0:
         budget = max(budget, min(prefill_for(c, filling_s(c, busy_s)), float(c.backlog_right)))
@@ -180,7 +181,7 @@ def _admit_left(c: Records, out: I64, count: int, wanted: float, right_waits: bo
         if row < 0:
             return count, False
         alone = c.prefilling + c.decoding == 0
-        if settling(c) or gated(c, row) or not profile.fits_now(c, row):
+        if (settling(c) and c.tail_left >= 0) or gated(c, row) or not profile.fits_now(c, row):
             return count, True
         if not (alone or profile.fits_later(c, row, 0.0, near, profile.FAR_DEVIATIONS, beside, True)):
             return count, True

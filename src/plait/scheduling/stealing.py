@@ -1,8 +1,9 @@
 """Work stealing between data-parallel ranks: a rank whose queue runs dry takes waiting rows from the one with most.
 
-Rows that have not started are taken in whole prefix groups, from all over the victim's order, so that what moves is
-mixed like what stays; groups that have begun stay where their prefix is cached, unless there is nothing else. Two-sided
-plans share out each side by itself: a rank may have no memory-heavy row left and many others."""
+Waiting rows are taken in whole prefix groups, from all over the victim's order, so that what moves is mixed like what
+stays; groups that have begun stay where their prefix is cached, unless there is nothing else. A row that was preempted
+goes with the tokens it has: it has to be prefilled again anyway. Two-sided plans share out each side by itself: a rank
+may have no memory-heavy row left and many others."""
 
 from __future__ import annotations
 
@@ -12,22 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait._numba import njit
+from plait.lengths import Lengths
 from plait.model.steptime import StepTime
 from plait.scheduling.decide import BLEND
 from plait.scheduling.kv import free_tokens
 from plait.scheduling.state import LEFT, RIGHT, WAITING, State
 from plait.table import F64, I64
 
-LEAST_ROWS = 2
-"""A victim has so many rows waiting at least."""
-
 
 class Queues:
     """What waits at one rank."""
 
-    def __init__(self, state: State, unit: I64, step_time: StepTime) -> None:
+    def __init__(self, state: State, lengths: Lengths, unit: I64, step_time: StepTime) -> None:
         """``unit``: prefix group of each local row, int64 [n]."""
-        self._state, self._unit, self._st = state, unit, step_time
+        self._state, self._lengths, self._unit, self._st = state, lengths, unit, step_time
         self._before = [self.waiting(LEFT), self.waiting(RIGHT)]
 
     @property
@@ -57,22 +56,38 @@ class Queues:
         return now <= max(0, used) and (side == LEFT or free_tokens(c) > 0)
 
     def rows(self, side: int) -> I64:
-        """Local rows that wait on a side and were never admitted, in order, int64 [k]."""
+        """Local rows that wait on a side, in order, int64 [k]."""
         c, state = self._state.scalars[0], self._state
         name = ("left", "right")[side]
-        queue = state.queue[side, int(c[f"head_{name}"]) : int(c[f"size_{name}"])].astype(np.int64)
-        found: I64 = queue[(state.rows["status"][queue] == WAITING) & (state.rows["need"][queue] == 0)]
+        back = state.back[side, : int(c[f"back_{name}"])][::-1]
+        queue = np.concatenate((back, state.queue[side, int(c[f"head_{name}"]) : int(c[f"size_{name}"])]))
+        queue = queue[state.rows["status"][queue] == WAITING].astype(np.int64)
+        _, first = np.unique(queue, return_index=True)  # a new plan has preempted rows in its queue too
+        found: I64 = queue[np.sort(first)]
         return found
 
     def seconds(self, rows: I64) -> F64:
         """Expected machine time of rows, each by itself, float64 [k]."""
         st, state = self._st, self._state
         private, prompt = state.rows["private"][rows], state.rows["prompt"][rows]
-        output = state.expected[rows]
-        compute = st.gemm_s_per_token * (private + output) + st.prefill_attn_s * private * (prompt - private / 2)
-        memory = st.kv_read_s_per_token * output * (prompt + output / 2)
+        kept, output = state.rows["kept"][rows], self._remaining(rows)
+        computed = private + kept
+        compute = st.gemm_s_per_token * (computed + output) + st.prefill_attn_s * computed * (prompt - private / 2)
+        memory = st.kv_read_s_per_token * output * (prompt + kept + output / 2)
         longer: F64 = np.maximum(compute, memory)
         return longer
+
+    def running_s(self, side: int) -> float:
+        """Expected machine time of what runs on a side: on the left, where answers are short, next to nothing."""
+        c = self._state.scalars[0]
+        return float(c["running_memory"]) if side == RIGHT and c["decoding"] else 0.0
+
+    def _remaining(self, rows: I64) -> F64:
+        """Output tokens that waiting rows are expected to bring yet, float64 [k]."""
+        output, kept = self._state.expected[rows], self._state.rows["kept"][rows]
+        for i in np.flatnonzero(kept):
+            output[i] = self._lengths.expected_remaining(int(rows[i]), int(kept[i]))
+        return output
 
     def room_tokens(self) -> int:
         """KV tokens that this rank could take now."""
@@ -80,7 +95,8 @@ class Queues:
 
     def footprint(self, rows: I64) -> F64:
         """KV tokens of rows half-way through their answers, float64 [k]."""
-        half: F64 = self._state.rows["private"][rows] + self._state.expected[rows] / 2
+        now = self._state.rows["private"][rows] + self._state.rows["kept"][rows]
+        half: F64 = now + self._remaining(rows) / 2
         return half
 
     def units(self, rows: I64) -> tuple[I64, I64]:
@@ -123,12 +139,13 @@ def steal(ranks: Sequence[Queues]) -> list[tuple[int, int, I64]]:
             continue
         rows = {k: ranks[k].rows(side) for k in range(len(ranks)) if k not in busy}
         seconds = {k: ranks[k].seconds(found) for k, found in rows.items()}
-        left = {k: float(values.sum()) for k, values in seconds.items()}
+        left = {k: float(values.sum()) + ranks[k].running_s(side) for k, values in seconds.items()}
         for thief in dry:
             if thief in busy:
                 continue
-            victim = max((k for k in left if k not in busy and k != thief), key=lambda k: left[k], default=None)
-            if victim is None or len(rows[victim]) < LEAST_ROWS or left[victim] <= 2 * left[thief]:
+            others = (k for k in left if k not in busy and k != thief and len(rows[k]))
+            victim = max(others, key=lambda k: left[k], default=None)
+            if victim is None or left[victim] <= left[thief]:
                 continue
             share = (left[victim] - left[thief]) / 2
             unit, begun = ranks[victim].units(rows[victim])
