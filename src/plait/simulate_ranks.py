@@ -21,7 +21,7 @@ from plait.policy.base import View
 from plait.policy.blend import SHARING_KEPT, work
 from plait.policy.units import split_units
 from plait.scheduling.plan import Planner
-from plait.scheduling.state import ABSENT
+from plait.scheduling.state import ABSENT, Records
 from plait.scheduling.stealing import Queues, carry_on, steal
 from plait.scheduling.virtual import Machine, new_machine
 from plait.simulate import Progress, Result, checked_output, preempting, result, run, silent, simulate
@@ -117,20 +117,13 @@ def simulate_ranks(
     return [rank.result() for rank in running]
 
 
-COUNTED = ("computed", "cached", "lost", "thrown_out")
-"""What a machine counts for each row."""
-
-
 class Moved(NamedTuple):
     """Waiting rows of the job that go from one rank to another, int64 [k], with what was done for them so far."""
 
     rows: I64
     kept: I32  # [k] output tokens they have
     seen: I64  # [k] as in ``LengthState``
-    computed: I32  # [k] as in ``Machine``
-    cached: I32
-    lost: I32
-    thrown_out: I32
+    runs: Records  # [k] as in ``Machine``
 
 
 class _Whole:
@@ -182,8 +175,9 @@ class _Rank:
     def give(self, rows: I64) -> Moved:
         """Let go of waiting rows (local)."""
         state = self.planner.state
-        counted = (getattr(self.machine, name)[rows] for name in COUNTED)
-        moved = Moved(self.rows[rows], state.rows["kept"][rows], self.lengths.state.seen[rows], *counted)
+        moved = Moved(
+            self.rows[rows], state.rows["kept"][rows], self.lengths.state.seen[rows], self.machine.runs[rows]
+        )
         state.rows["status"][rows] = ABSENT
         state.scalars["waiting"] -= len(rows)
         return moved
@@ -209,8 +203,7 @@ class _Rank:
         self.planner.refresh_lengths()
         self.planner.replan()
         self.machine = self.machine.with_more_rows(np.minimum(part.output_tokens, part.table.max_tokens)[n:])
-        for name in COUNTED:
-            getattr(self.machine, name)[n:] = getattr(moved, name)
+        self.machine.runs[n:] = moved.runs
         if old.scalars["prefilling"][0] + old.scalars["decoding"][0] == 0:
             self.machine.engine["now_s"] = np.maximum(self.machine.engine["now_s"], now_s)
         self.queues = self._queues()
