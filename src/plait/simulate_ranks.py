@@ -175,9 +175,7 @@ class _Rank:
     def give(self, rows: I64) -> Moved:
         """Let go of waiting rows (local)."""
         state = self.planner.state
-        moved = Moved(
-            self.rows[rows], state.rows["kept"][rows], self.lengths.state.seen[rows], self.machine.runs[rows]
-        )
+        moved = Moved(self.rows[rows], state.rows["kept"][rows], self.lengths.state.seen[rows], self.machine.runs[rows])
         state.rows["status"][rows] = ABSENT
         state.scalars["waiting"] -= len(rows)
         return moved
