@@ -364,8 +364,15 @@ def rank_run(count: int, each: int) -> tuple[float, float]:
     makespan = max(part.makespan_s for part in parts)
     computed = sum(part.unique_tokens_computed for part in parts)
     lost = (computed - alone.unique_tokens_computed) / int(trace.table.prompt_tokens.sum())
-    print(f"DP {count}: {alone.makespan_s / count / makespan:.4f} of linear, sharing lost {lost:.5f}", flush=True)
-    return alone.makespan_s / count / makespan, lost
+    linear_s = alone.makespan_s / count
+    steps = (len(alone.steps) / count, sum(len(part.steps) for part in parts) / count, int(trace.output_tokens.max()))
+    fixed = ", ".join(f"{st.overhead_s * k / linear_s:.4f}" for k in steps)
+    print(
+        f"DP {count}: {linear_s / makespan:.4f} of linear, sharing lost {lost:.5f}; fixed time of steps, of linear: "
+        f"one rank / {count}, a rank, steps of the longest answer: {fixed}",
+        flush=True,
+    )
+    return linear_s / makespan, lost
 
 
 def ranks(submit: Submit, scale: int) -> Callable[[list[Row]], dict[str, Any]]:
