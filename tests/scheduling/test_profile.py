@@ -13,7 +13,7 @@ from plait.model.steptime import paper_a100_8b
 from plait.policy.base import View
 from plait.scheduling import moves
 from plait.scheduling.plan import Planner
-from plait.scheduling.profile import add, fits_at_ends, fits_later, refresh
+from plait.scheduling.profile import add, fits_at_ends, fits_later, refresh, sum_up
 from plait.scheduling.state import LINE_BYTES, ROW, WAITING, State, records
 from plait.scheduling.virtual import RUN
 from plait.table import NO_LIMIT, RequestTable
@@ -85,6 +85,22 @@ def test_a_row_that_fits_beside_the_ends_of_all_others_fits_by_any_profile(
         assert fits_later(c, 0, 0.0)
     else:
         assert ends + len(rows) * block > kv_tokens
+
+
+@given(rows=ROWS, known=st.booleans(), steps=st.integers(1, 40))
+def test_a_profile_summed_up_late_is_that_of_the_step_at_which_it_lapsed(
+    rows: list[tuple[int, int, float, bool, bool]], known: bool, steps: int
+) -> None:
+    state = state_of(rows, known, 10**6, 1, 0)
+    refresh(state.c)
+    then = [array.copy() for array in (state.mean, state.variance, state.most)]
+    for _ in range(steps):
+        moves.advance(state.c)
+    sum_up(state.c)
+    for array, wanted in zip((state.mean, state.variance, state.most), then, strict=True):
+        assert array == pytest.approx(wanted, rel=1e-9, abs=1e-6)
+    refresh(state.c)
+    assert state.mean[:, 0].sum() == pytest.approx(then[0][:, 0].sum() + steps * len(rows), rel=1e-9)
 
 
 def test_nothing_is_known_of_ends_where_lengths_are_estimated() -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plait._numba import njit
+from plait._numba import njit, prefetch
 from plait.lengths.classes import PREFIX_LEVELS
 from plait.table import F64, I32, I64
 
@@ -28,6 +28,8 @@ a guess gives way to the data as these get more exact than the guess itself (sta
 EVEN_ANSWERS = 2.0
 """A class above takes its parts as evenly seen up to about so many answers: below that, unevenness is chance."""
 DONE, UNSEEN = -2, -1
+FETCH_AHEAD = 16
+"""Observations ahead of which what is known of a row is fetched: rows end in no order that memory knows."""
 
 
 def grid() -> I64:
@@ -85,7 +87,13 @@ def observe_rows(state: LengthState, rows: I64, output_tokens: I64, finished: bo
     most, least = state.max_tokens, state.min_tokens
     ended, ended_tokens = state.finished, state.finished_tokens
     running, part = state.running, state.running_part
+    columns = (np.int64(seen.ctypes.data), np.int64(most.ctypes.data), np.int64(least.ctypes.data))
     for i in range(len(rows)):
+        if i + FETCH_AHEAD < len(rows):
+            ahead = rows[i + FETCH_AHEAD]
+            for column in columns:
+                prefetch(column + 8 * ahead)
+            prefetch(np.int64(classes.ctypes.data) + 4 * ahead)
         row = rows[i]
         c = classes[row]
         if seen[row] == DONE:

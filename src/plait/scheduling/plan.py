@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from plait._numba import njit
 from plait.events import Decision
 from plait.model.steptime import StepTime
 from plait.policy.base import Order, View, order_function
@@ -117,14 +118,14 @@ class Planner:
         if self._observed >= self._next_replan:
             self._next_replan = self._replan_after()
             self.refresh_lengths()
-            if self._have_moved():
-                self.replan()
+            expected = self._units.refine(self._lengths.expected)
+            if self._have_moved(expected):
+                self._plan(expected)
         elif self.state.c["step"] >= self._next_refresh:
             self.refresh_lengths()
 
-    def _have_moved(self) -> bool:
+    def _have_moved(self, expected: F64) -> bool:
         """Whether the estimates are so far from those of the last plan that a new one may differ."""
-        expected = self._units.refine(self._lengths.expected)
         return bool(np.abs(expected / self.state.expected - 1.0).mean() > REPLAN_DRIFT)
 
     def _replan_after(self) -> int:
@@ -170,7 +171,10 @@ class Planner:
 
     def replan(self) -> None:
         """Ask the policy for an order and fill the queues."""
-        self.state.expected[:] = self._units.refine(self._lengths.expected)
+        self._plan(self._units.refine(self._lengths.expected))
+
+    def _plan(self, expected: F64) -> None:
+        self.state.expected[:] = expected
         view = self._view_now()
         order = self._order_of(view)
         self.order = order
@@ -224,15 +228,13 @@ class Planner:
     def _weigh(self, order: Order, view: View) -> None:
         """What the left side of the blend still has to compute and the KV that it holds meanwhile; what the right side
         still has to read."""
-        scalars, waits = self.state.scalars[0], self.state.rows["status"] == WAITING
-        compute, memory, prefill = work(view)
-        here = order.rows[waits[order.rows]]
-        scalars["left_compute"], scalars["left_memory"] = compute[here].sum(), memory[here].sum()
-        right = order.rows[:0] if order.right is None else order.right[waits[order.right]]
-        scalars["right_compute"], scalars["right_memory"] = compute[right].sum(), memory[right].sum()
-        left = here if len(here) else order.rows
-        area = memory[left].sum() / max(float(scalars["kv_read_s"]), 1e-15)
-        scalars["left_area"] = area / max(1.0, prefill[left].sum())
+        scalars, status, costs = self.state.scalars[0], self.state.rows["status"], work(view)
+        left = order.rows[status[order.rows] == WAITING]
+        scalars["left_compute"], scalars["left_memory"], _ = _sums(left, costs)
+        right = order.rows[:0] if order.right is None else order.right[status[order.right] == WAITING]
+        scalars["right_compute"], scalars["right_memory"], _ = _sums(right, costs)
+        _, memory, prefill = _sums(left if len(left) else order.rows, costs)
+        scalars["left_area"] = memory / max(float(scalars["kv_read_s"]), 1e-15) / max(1.0, prefill)
 
     def _squares(self) -> F64 | None:
         """Expected square of each row's output, float64 [n]: the class's ratio of E[d^2] to E[d]^2 times the row's."""
@@ -274,6 +276,16 @@ class Planner:
         """Whether the sample's prompts can stay in the cache until their groups' turn comes."""
         prompts = int(self._view.table.prompt_tokens[self._sample].sum())
         return prompts <= SAMPLE_KV_SHARE * self._view.capacity.kv_tokens
+
+
+@njit
+def _sums(rows: I64, costs: tuple[F64, F64, F64]) -> tuple[float, float, float]:
+    """Compute and memory seconds and prefill tokens of rows together."""
+    compute, memory, prefill = costs
+    total = (0.0, 0.0, 0.0)
+    for row in rows:
+        total = (total[0] + compute[row], total[1] + memory[row], total[2] + prefill[row])
+    return total
 
 
 def _longest_seen(lengths: Lengths) -> int:

@@ -169,7 +169,14 @@ def _until_end(c: Records, left: float, watched: int) -> int:
 @njit
 def refresh(c: Records) -> None:
     """Recompute the profile from the running rows that are in it."""
-    c.profile_step, c.profile_kept = c.step, 1
+    c.profile_step = c.step
+    sum_up(c)
+
+
+@njit
+def sum_up(c: Records) -> None:
+    """The profile as it was at ``profile_step``, of the rows that are in it now."""
+    c.profile_kept = 1
     mean_of(c)[:, :] = 0.0
     variance_of(c)[:, :] = 0.0
     most_of(c)[:] = 0.0
@@ -178,6 +185,15 @@ def refresh(c: Records) -> None:
             _sum_known(c, side)
         else:
             _sum_expected(c, side)
+
+
+@njit
+def _generated_then(c: Records, row: int) -> int:
+    """Tokens the row had at ``profile_step``, or when it was admitted after that."""
+    r = rows_of(c)[row]
+    if r.status == DECODE:
+        return int(max(r.kept, c.profile_step - r.base))
+    return int(r.kept)
 
 
 @njit
@@ -190,7 +206,7 @@ def _sum_known(c: Records, side: int) -> None:
     while row >= 0:
         r = rows[row]
         if r.profiled >= 0:
-            g = generated(c, row)
+            g = _generated_then(c, row)
             r.profiled = g
             left, watched = expected[row] - g, float(r.limit - g)
             after = 0
@@ -226,7 +242,7 @@ def _sum_expected(c: Records, side: int) -> None:
     while row >= 0:
         r = rows[row]
         if r.profiled >= 0:
-            g = generated(c, row)
+            g = _generated_then(c, row)
             r.profiled = g
             if r.limit - g <= tau[TAU_POINTS - 1]:
                 _add(c, row, 1.0, g)
@@ -273,13 +289,21 @@ def is_stale(c: Records, free_share: float) -> bool:
     refresh, or REFRESH_STEPS passed."""
     steps = c.step - c.profile_step
     missed = STALE_SHARE * c.capacity + free_share * max(0, free_tokens(c))
-    return bool(not c.profile_kept or steps >= REFRESH_STEPS or steps * c.profile_rows >= missed)
+    return bool(steps >= REFRESH_STEPS or steps * c.profile_rows >= missed)
+
+
+@njit
+def lapse_if_stale(c: Records) -> None:
+    """As ``refresh_if_stale``, but summed up when it is asked, which it often is not before it is stale again."""
+    if is_stale(c, 0.0):
+        c.profile_step, c.profile_kept = c.step, 0
+        c.events += 1
 
 
 @njit
 def refresh_if_stale(c: Records, free_share: float = 0.0) -> bool:
-    """Refresh when it is stale. Whether it was."""
-    if is_stale(c, free_share):
+    """Refresh when it is stale or has lapsed. Whether it was."""
+    if not c.profile_kept or is_stale(c, free_share):
         refresh(c)
         c.events += 1
         return True

@@ -5,10 +5,9 @@ then the rest"); rows behind it may pass while there is not yet a step's worth o
 
 from __future__ import annotations
 
-from plait._numba import njit
+from plait._numba import njit, prefetch
 from plait.scheduling import profile
 from plait.scheduling.moves import admit
-from plait.scheduling.pointer import prefetch
 from plait.scheduling.state import (
     COMPUTING,
     LEFT,
@@ -83,19 +82,16 @@ def peek(c: Records, side: int) -> int:
 
 @njit
 def fits(c: Records, row: int) -> bool:
-    """Now, and in expectation later; a row alone needs only the former. The profile is brought up to date only where it
+    """Now, and in expectation later; a row alone needs only the former. The profile is summed up only where it
     matters."""
     if not profile.fits_now(c, row):
         return False
     if c.prefilling + c.decoding == 0:
         return True
     if profile.fits_at_ends(c, row):
-        if profile.is_stale(c, 0.0):
-            c.profile_kept = 0
         return True
-    c.profile_asked = 1
-    if profile.is_stale(c, 0.0):
-        profile.refresh(c)
+    if not c.profile_kept:
+        profile.sum_up(c)
     return profile.fits_later(c, row, 0.0)
 
 
@@ -137,13 +133,11 @@ def settling(c: Records) -> bool:
 
 @njit
 def decide_queue(c: Records, out: I64) -> int:
-    """Admit from the left queue while rows fit. Fills ``out``; returns how many. A head that did not fit is tried again
-    after an event, and, where it might fit by the profile, whenever that is stale."""
+    """Admit from the left queue while rows fit. Fills ``out``; returns how many."""
     count = 0
-    blocked = c.blocked == c.events and not (c.profile_asked and profile.is_stale(c, 0.0))
-    if blocked or settling(c):
+    profile.lapse_if_stale(c)
+    if c.blocked == c.events or settling(c):
         return 0
-    c.profile_asked = 0
     while count < len(out) and c.prefilling + c.decoding < c.max_seqs and may_take_prefill(c):
         head = peek(c, LEFT)
         if head < 0:

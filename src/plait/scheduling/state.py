@@ -97,8 +97,7 @@ _COUNTS = [
     "tail_right",
     "profile_step",
     "profile_rows",
-    "profile_kept",  # 0: the profile was let lapse, a refresh must come first
-    "profile_asked",  # 1: the blocked head might fit by a newer profile
+    "profile_kept",  # 0: the profile has lapsed, it must be summed up before it is asked
     "profile_peak",  # KV tokens at their ends of the rows in the profile, whole blocks (known lengths)
     "events",  # grows with every event that may free room; a blocked head is tried again when it moved
     "blocked",

@@ -22,10 +22,7 @@ class UnitMeans:
     def observe(self, rows: I64, output_tokens: I64) -> None:
         """Outputs of finished rows."""
         if not self._idle:
-            unit, tokens = self._unit[rows], output_tokens.astype(np.float64)
-            np.add.at(self._count, unit, 1.0)
-            np.add.at(self._total, unit, tokens)
-            np.add.at(self._square, unit, tokens**2)
+            _count(self._unit, rows, output_tokens, (self._count, self._total, self._square))
 
     def refine(self, expected: F64) -> F64:
         """Expected output of each row given its unit's answers, float64 [n]."""
@@ -42,6 +39,17 @@ class UnitMeans:
             return expected
         weight = max(inside / between, 1e-3)
         return _credible(self._unit, self._total, self._count, weight, expected)
+
+
+@njit
+def _count(unit: I64, rows: I64, output_tokens: I64, sums: tuple[F64, F64, F64]) -> None:
+    """Add answers to (number, tokens, their squares) of the rows' units."""
+    count, total, square = sums
+    for i in range(len(rows)):
+        u, tokens = unit[rows[i]], float(output_tokens[i])
+        count[u] += 1.0
+        total[u] += tokens
+        square[u] += tokens * tokens
 
 
 @njit

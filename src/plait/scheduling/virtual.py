@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait._numba import njit
+from plait._numba import njit, prefetch
 from plait.model.steptime import StepTime, step_s
 from plait.scheduling import moves
 from plait.scheduling.decide import decide
 from plait.scheduling.kv import evict
-from plait.scheduling.pointer import carray, pointer, prefetch
+from plait.scheduling.pointer import carray, pointer
 from plait.scheduling.state import DECODE, LINE_BYTES, PREFILL, Records, phase_of, records, rows_of
 from plait.table import I32, I64
 
@@ -331,6 +331,8 @@ def loop(
         admitted, preempted, budget = decide(c, scratch)
         for i in range(preempted):
             throw_out(c, e, scratch[len(scratch) - 1 - i])
+        for i in range(admitted):
+            prefetch(e.at_runs + LINE_BYTES * scratch[i])
         for i in range(admitted):
             submit(c, e, scratch[i])
         if c.decoding + c.prefilling == 0:

@@ -9,6 +9,7 @@ affordable. In the end neighbours that share a prefix are one unit again: that c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from plait.tree.prefix import PrefixTree
 from plait.tree.sharing import shared_with_previous, unique_tokens
 
 Mask = npt.NDArray[np.bool_]
+AnyArray = TypeVar("AnyArray", I64, F64, Mask)
 KEEP_SHARING = 0.99
 """Share of the saved prompt tokens that splitting must leave (BlendServe: 99 %)."""
 
@@ -46,63 +48,69 @@ def arrange(
 ) -> Arrangement:
     """Arrange rows by density. ``compute_s``, ``memory_s`` [n]: seconds of each row without sharing."""
     unique = unique_tokens(tree, prompt_tokens)
-    work, rows, misplaced = _settled(tree, prompt_tokens, compute_s, memory_s, keep_sharing, unique)
-    return work.finish(rows, misplaced, tree, unique)
+    work, places, misplaced = _settled(tree, prompt_tokens, compute_s, memory_s, keep_sharing, unique)
+    return work.finish(places, misplaced, tree, unique)
 
 
 def densest_first(tree: PrefixTree, prompt_tokens: I64, compute_s: F64, memory_s: F64) -> tuple[I64, F64]:
     """``rows`` and ``density`` of the arrangement alone, [n] each."""
     unique = unique_tokens(tree, prompt_tokens)
-    work, rows, _ = _settled(tree, prompt_tokens, compute_s, memory_s, KEEP_SHARING, unique)
-    return rows, work.row_density
+    work, places, _ = _settled(tree, prompt_tokens, compute_s, memory_s, KEEP_SHARING, unique)
+    return tree.dfs_rows[places], work.by_row(work.row_density)
 
 
 def _settled(
     tree: PrefixTree, prompt_tokens: I64, compute_s: F64, memory_s: F64, keep_sharing: float, unique: int
 ) -> tuple[_Working, I64, Mask]:
-    """Sort and split until the leaves are monotone or no split is affordable: (tree as it is then, rows, mask of those
-    that are out of place)."""
+    """Sort and split until the leaves are monotone or no split is affordable: (tree as it is then, places of the rows
+    from left to right, mask by place of those that are out of place)."""
     budget = int((1.0 - keep_sharing) * (int(prompt_tokens.sum()) - unique))
     work = _Working(tree, prompt_tokens, compute_s, memory_s, budget)
-    rows, misplaced = work.sorted_rows()
+    places, misplaced = work.sorted_places()
     while misplaced.any() and work.split_out(misplaced):
-        rows, misplaced = work.sorted_rows()
-    return work, rows, misplaced
+        places, misplaced = work.sorted_places()
+    return work, places, misplaced
 
 
 class _Working:
-    """The tree while subtrees and rows move to the root."""
+    """The tree while subtrees and rows move to the root. Rows go by their places in depth-first order here: so what
+    belongs to a node lies together in memory."""
 
     def __init__(self, tree: PrefixTree, prompt_tokens: I64, compute_s: F64, memory_s: F64, budget_tokens: int) -> None:
-        self.parent, self.home = tree.parent.copy(), tree.node_of.copy()
-        self.prefix_tokens, self.dfs_rows = tree.prefix_tokens, tree.dfs_rows
-        self.prompt_tokens, self.compute_s, self.memory_s = prompt_tokens, compute_s, memory_s
+        self.dfs_rows, self.prefix_tokens = tree.dfs_rows, tree.prefix_tokens
+        self.place = self.by_row(np.arange(len(self.dfs_rows)))
+        self.parent, self.home = tree.parent.copy(), tree.node_of[self.dfs_rows]
+        self.prompt_tokens = prompt_tokens[self.dfs_rows]
+        self.compute_s, self.memory_s = compute_s[self.dfs_rows], memory_s[self.dfs_rows]
         self.budget, self.spent = budget_tokens, 0
         self.split = np.zeros(len(self.home), np.bool_)
         self.row_density = np.zeros(0)
         self.nodes: Annotation
 
-    def sorted_rows(self) -> tuple[I64, Mask]:
-        """Rows after sorting the children of every node, and a mask by row of those that break the monotone order: the
-        fewest below the root's own rows whose absence leaves densities that never rise."""
+    def by_row(self, values: AnyArray) -> AnyArray:
+        """Values by place -> values by row."""
+        out = np.empty_like(values)
+        out[self.dfs_rows] = values
+        return out
+
+    def sorted_places(self) -> tuple[I64, Mask]:
+        """Places after sorting the children of every node, and a mask by place of those that break the monotone order:
+        the fewest below the root's own rows whose absence leaves densities that never rise."""
         self.nodes = annotate_arrays(
             self.parent, self.prefix_tokens, self.home, self.prompt_tokens, self.compute_s, self.memory_s
         )
-        shared = self.prefix_tokens[self.home] / np.maximum(self.prompt_tokens, 1)
-        self.row_density = _single(density(self.compute_s, self.memory_s, shared))
-        n = len(self.home)
+        self.row_density = _row_density(
+            self.home, self.prefix_tokens, self.prompt_tokens, self.compute_s, self.memory_s
+        )
         # ties keep depth-first order: rows before nodes, each in their own order
-        items = np.concatenate((self.dfs_rows, np.arange(n, n + len(self.parent))))
-        items = items[_falling(np.concatenate((self.row_density[self.dfs_rows], _single(self.nodes.added_density))))]
-        rows = _emit(items, self.parent, self.home)
-        misplaced = np.zeros(n, np.bool_)
-        misplaced[rows] = _breaks_order(self.row_density[rows], self.home[rows] == 0)
-        return rows, misplaced
+        items = _falling(np.concatenate((self.row_density, _single(self.nodes.added_density))))
+        places = _emit(items, self.parent, self.home)
+        return places, _breaks_order(self.row_density, self.home == 0, places)
 
     def split_out(self, misplaced: Mask) -> bool:
         """Move what is out of place to the root, most misplaced work per recomputed token first, while the ledger
         allows. Returns whether anything moved."""
-        nodes, rows = _candidates(self.parent, self.home, misplaced & ~self.split)
+        nodes, rows = _candidates(self.parent, self.home, misplaced & ~self.split, self.place)
         top = _top_nodes(self.parent)
         work = self.nodes.compute_s[nodes] + self.nodes.memory_s[nodes]
         work = np.concatenate((work, self.compute_s[rows] + self.memory_s[rows]))
@@ -120,34 +128,38 @@ class _Working:
         self.spent = self.budget - left[0]
         return moved
 
-    def finish(self, rows: I64, misplaced: Mask, original: PrefixTree, unique: int) -> Arrangement:
+    def finish(self, places: I64, misplaced: Mask, original: PrefixTree, unique: int) -> Arrangement:
         """Merge neighbours back and put the result together."""
+        rows, prompt_tokens = self.dfs_rows[places], self.by_row(self.prompt_tokens)
         shared = shared_with_previous(original, rows)
         tree = tree_from_order(rows, shared)
         cuts = np.flatnonzero(shared[1:] == 0) + 1
         unit_begin = np.concatenate(([0], cuts, [len(rows)] if len(rows) else [])).astype(np.int64)
         return Arrangement(
             rows=rows,
-            density=self.row_density,
+            density=self.by_row(self.row_density),
             unit_begin=unit_begin,
-            unit_density=self._unit_density(tree, rows, unit_begin),
+            unit_density=_unit_density(
+                tree, rows, unit_begin, (prompt_tokens, self.by_row(self.compute_s), self.by_row(self.memory_s))
+            ),
             tree=tree,
-            split=self.split,
-            out_of_place=misplaced,
+            split=self.by_row(self.split),
+            out_of_place=self.by_row(misplaced),
             budget_tokens=self.budget,
             split_tokens=self.spent,
-            recompute_tokens=unique_tokens(tree, self.prompt_tokens) - unique,
+            recompute_tokens=unique_tokens(tree, prompt_tokens) - unique,
         )
 
-    def _unit_density(self, tree: PrefixTree, rows: I64, unit_begin: I64) -> F64:
-        """rho of each unit: of a node below the root, or of a row alone."""
-        nodes = annotate_arrays(
-            tree.parent, tree.prefix_tokens, tree.node_of, self.prompt_tokens, self.compute_s, self.memory_s
-        )
-        first = rows[unit_begin[:-1]]
-        top = _top_nodes(tree.parent)[tree.node_of[first]]
-        alone = density(self.compute_s[first], self.memory_s[first], np.zeros(len(first)))
-        return np.where(top > 0, nodes.density[top], alone)
+
+def _unit_density(tree: PrefixTree, rows: I64, unit_begin: I64, work: tuple[I64, F64, F64]) -> F64:
+    """rho of each unit: of a node below the root, or of a row alone. ``work``: prompt tokens, compute and memory
+    seconds by row."""
+    _, compute_s, memory_s = work
+    nodes = annotate_arrays(tree.parent, tree.prefix_tokens, tree.node_of, *work)
+    first = rows[unit_begin[:-1]]
+    top = _top_nodes(tree.parent)[tree.node_of[first]]
+    alone = density(compute_s[first], memory_s[first], np.zeros(len(first)))
+    return np.where(top > 0, nodes.density[top], alone)
 
 
 def _single(values: F64) -> F64:
@@ -172,14 +184,24 @@ def _log(values: F64) -> F64:
 
 
 @njit
+def _row_density(home: I32, prefix_tokens: I64, prompt_tokens: I64, compute_s: F64, memory_s: F64) -> F64:
+    """Density of each row with its prefix cached, to single precision: ``annotate.density`` in one pass."""
+    out = np.empty(len(home))
+    for r in range(len(home)):
+        alone = 1.0 - prefix_tokens[home[r]] / max(prompt_tokens[r], 1)
+        out[r] = np.float32(alone * compute_s[r] / memory_s[r]) if memory_s[r] > 0.0 else np.inf
+    return np.abs(out)
+
+
+@njit
 def _emit(items: I64, parent: I32, home: I32) -> I64:
     """Rows in depth-first order, int64 [n]. ``items``: rows 0 .. n - 1 and nodes n + v as siblings shall be ordered."""
     n, m = len(home), len(parent)
     start = np.zeros(m + 1, np.int64)
-    for item in items:
-        p = home[item] if item < n else parent[item - n]
-        if p >= 0:
-            start[p + 1] += 1
+    for p in home:
+        start[p + 1] += 1
+    for p in parent[1:]:
+        start[p + 1] += 1
     for v in range(m):
         start[v + 1] += start[v]
     children, fill = np.empty(n + m, np.int64), start[:-1].copy()
@@ -207,10 +229,11 @@ def _emit(items: I64, parent: I32, home: I32) -> I64:
 
 
 @njit
-def _breaks_order(values: F64, pinned: Mask) -> Mask:
-    """Mask of the values outside a never-rising subsequence that holds all pinned ones (they never rise by themselves)
-    and is the longest of those, bool [n]. Patience sorting, O(n log n)."""
-    n = len(values)
+def _breaks_order(density: F64, fixed: Mask, order: I64) -> Mask:
+    """Mask of the densities outside a never-rising subsequence in ``order`` that holds all fixed ones (they never rise
+    by themselves) and is the longest of those, bool [n]. Patience sorting, O(n log n)."""
+    n = len(order)
+    values, pinned = density[order], fixed[order]
     fits, bound = np.ones(n, np.bool_), np.inf
     for i in range(n):
         fits[i] = values[i] <= bound
@@ -219,33 +242,34 @@ def _breaks_order(values: F64, pinned: Mask) -> Mask:
     for i in range(n - 1, -1, -1):
         fits[i] &= values[i] >= bound
         bound = values[i] if pinned[i] else bound
-    ends, before, size = np.empty(n, np.int64), np.empty(n, np.int64), 0
+    ends, tops, before, size = np.empty(n, np.int64), np.empty(n), np.empty(n, np.int64), 0
     for i in range(n):
         if not fits[i]:
             continue
         low, high = 0, size
-        if size > 0 and values[ends[size - 1]] >= values[i]:
+        if size > 0 and tops[size - 1] >= values[i]:
             low = size  # the usual case: it extends the longest one
         while low < high:  # first pile whose end is smaller than this value
             middle = (low + high) // 2
-            if values[ends[middle]] < values[i]:
+            if tops[middle] < values[i]:
                 high = middle
             else:
                 low = middle + 1
         before[i] = ends[low - 1] if low > 0 else -1
-        ends[low] = i
+        ends[low], tops[low] = i, values[i]
         size = max(size, low + 1)
     mask = np.ones(n, np.bool_)
     i = ends[size - 1] if size > 0 else -1
     while i >= 0:
-        mask[i] = False
+        mask[order[i]] = False
         i = before[i]
     return mask
 
 
 @njit
-def _candidates(parent: I32, home: I32, misplaced: Mask) -> tuple[I64, I64]:
-    """What may leave for the root: topmost nodes all of whose rows are misplaced, and misplaced rows outside those."""
+def _candidates(parent: I32, home: I32, misplaced: Mask, places: I64) -> tuple[I64, I64]:
+    """What may leave for the root: topmost nodes all of whose rows are misplaced, and misplaced rows outside those, in
+    the order of ``places``."""
     m = len(parent)
     whole, rows_below = np.ones(m, np.bool_), np.zeros(m, np.int64)
     for r in range(len(home)):
@@ -264,7 +288,7 @@ def _candidates(parent: I32, home: I32, misplaced: Mask) -> tuple[I64, I64]:
             nodes[k] = v
             k += 1
     rows, j = np.empty(len(home), np.int64), 0
-    for r in range(len(home)):
+    for r in places:
         if misplaced[r] and home[r] > 0 and not inside[home[r]]:
             rows[j] = r
             j += 1
