@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from plait.events import Capacity
 from plait.model.steptime import paper_a100_8b
 from plait.policy.base import View
-from plait.policy.blend import blend, depth_first_long_first, work
+from plait.policy.blend import blend, depth_first_long_first, running_below, work
 from plait.policy.units import shuffled_depth_first, shuffled_units, split_units
 from plait.table import RequestTable
 from plait.tree.build import tree_from_groups
@@ -59,6 +60,26 @@ def test_a_short_system_prompt_is_opened_and_a_long_group_prefix_is_not() -> Non
     unit = split_units(tree, 0.995)
     assert len(np.unique(unit)) == 4
     assert len(np.unique(split_units(tree_from_groups(prompt, np.zeros(200, np.int64), np.full(200, 4)), 0.0))) == 200
+
+
+def test_a_prefix_of_which_many_rows_run_at_a_time_is_opened_as_it_stays_in_the_cache() -> None:
+    tree = tree_from_groups(np.full(200, 1000), np.arange(200) // 50, np.full(200, 900))
+    for running, units in ((0.5, 4), (20.0, 200)):
+        assert len(np.unique(split_units(tree, 0.995, np.full(tree.n_nodes, running)))) == units
+
+
+def test_rows_that_run_at_a_time_follow_from_the_steps_of_the_job() -> None:
+    table = RequestTable.of([100] * 8)
+    tree = tree_from_groups(table.prompt_tokens, np.array([0] * 6 + [-1] * 2), np.array([50] * 6 + [0] * 2))
+    output = np.full(8, 40.0)
+
+    def found(limit: Capacity) -> list[float]:
+        return sorted(set(running_below(View(table, tree, output, limit, paper_a100_8b())).tolist()))
+
+    steps = 8 * (100 * 40 + 40 * 40 / 2) / 600
+    assert found(Capacity(600)) == pytest.approx([6 * 40 / steps, 8 * 40 / steps])
+    assert found(Capacity(10**9, max_num_seqs=2)) == pytest.approx([2 * 6 / 8, 2.0])
+    assert found(Capacity(0)) == [0.0]
 
 
 def test_a_shuffled_depth_first_order_keeps_every_subtree_together() -> None:

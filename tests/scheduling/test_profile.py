@@ -107,6 +107,25 @@ def test_nothing_is_known_of_ends_where_lengths_are_estimated() -> None:
     assert not fits_at_ends(state_of([(10, 10, 0.5, False, True)] * 3, False, 10**6, 1, 1).c, 0)
 
 
+def test_a_strict_fit_counts_what_rows_have_grown_by_since_the_last_refresh() -> None:
+    state = state_of([(100, 10, 0.0, False, False)] + [(1000, 5000, 0.999, False, True)] * 20, False, 10**9, 1, 1)
+    c = state.c
+    refresh(c)
+    too_small, enough = 1, 10**9
+    while enough - too_small > 1:
+        c["capacity"] = (too_small + enough) // 2
+        if fits_later(c, 0, 0.0, 3.0, 1.5, 1.5, True):
+            enough = int(c["capacity"])
+        else:
+            too_small = int(c["capacity"])
+    c["capacity"] = enough
+    moves.advance(c)
+    assert fits_later(c, 0, 0.0, 3.0, 1.5, 1.5, False)
+    assert not fits_later(c, 0, 0.0, 3.0, 1.5, 1.5, True)
+    c["capacity"] = enough + 20
+    assert fits_later(c, 0, 0.0, 3.0, 1.5, 1.5, True)
+
+
 def test_a_record_of_a_row_is_one_cache_line() -> None:
     assert ROW.itemsize == RUN.itemsize == LINE_BYTES
     for of in (ROW, RUN):

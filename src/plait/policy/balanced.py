@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.policy.base import Order, View
-from plait.policy.blend import depth_first_long_first, sides, units
+from plait.policy.blend import depth_first_long_first, loose_units, sides, units
 from plait.policy.latency import aged, machine_time_s, started_in_time
 from plait.policy.units import shuffled_units
 from plait.table import F64, I64
@@ -17,7 +17,7 @@ def balanced(view: View, weight: float = 0.5) -> Order:
     weight 0 is the order: on an overlapped engine both sides stay, each in this order."""
     tree, rows = view.tree, np.arange(view.table.n)
     overlapped = view.step_time.overlapped >= 0.5
-    unit = units(view)
+    unit = loose_units(view) if overlapped else units(view)
     if overlapped:
         busy = shuffled_units(tree, unit, view.seed)
     else:

@@ -23,13 +23,35 @@ def blend(view: View) -> Order:
     the others right, each side in a shuffled order: sorted ones would synchronise generations and let KV swing."""
     if view.step_time.overlapped < 0.5:
         return Order(depth_first_long_first(view.tree, view.expected_output_tokens), finish_groups=True)
-    unit = units(view)
+    unit = loose_units(view)
     return sides(view, view.once("shuffled", lambda: shuffled_units(view.tree, unit, view.seed)), unit)
 
 
 def units(view: View) -> I64:
     """Prefix groups that are worth keeping together: the number of each row's, int64 [n]."""
     return view.once("units", lambda: split_units(view.tree, SHARING_KEPT))
+
+
+def loose_units(view: View) -> I64:
+    """Prefix groups that are worth keeping together where rows run in any order: ``units`` without those whose prefix
+    stays in the cache because some of their rows always run. The number of each row's, int64 [n]."""
+    return view.once("loose units", lambda: split_units(view.tree, SHARING_KEPT, running_below(view)))
+
+
+def running_below(view: View) -> F64:
+    """Rows below each node that run at a time, on average, if rows run in any order, float64 [m]: their output tokens
+    over the steps of the job (Little's law), which are as many as read all KV from a full cache, or give every output
+    token its place among ``max_num_seqs``. None where neither is limited: who stays in the cache is not known then."""
+    tree, limit = view.tree, view.capacity
+    output = np.concatenate(([0.0], np.cumsum(view.expected_output_tokens[tree.dfs_rows])))
+    steps = output[-1] / limit.max_num_seqs if limit.max_num_seqs else 0.0
+    if limit.kv_tokens:
+        kv_read_s = view.step_time.kv_read_s_per_token
+        steps = max(steps, float(work(view)[1].sum()) / max(kv_read_s * limit.kv_tokens, 1e-300))
+    if steps <= 0.0:
+        return np.zeros(tree.n_nodes)
+    below: F64 = (output[tree.row_end] - output[tree.row_begin]) / steps
+    return below
 
 
 def sides(view: View, order: I64, unit: I64) -> Order:

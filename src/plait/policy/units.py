@@ -11,16 +11,18 @@ from plait.table import F64, I32, I64
 from plait.tree.prefix import PrefixTree
 
 
-def split_units(tree: PrefixTree, keep: float) -> I64:
+def split_units(tree: PrefixTree, keep: float, running: F64 | float = 0.0) -> I64:
     """Unit of each row, int64 [n] in 0 .. units - 1: the highest subtree that was not opened, or the row itself.
 
-    Opening a node lets its children run at any time; at worst its segment is computed once for each of them. Nodes are
-    opened in order of tokens lost a row set free while the worst case keeps ``keep`` of all savings (BlendServe's
-    conditional split, for all nodes at once)."""
+    Opening a node lets its children run at any time; at worst its segment is computed once for each of them. Where
+    rows below it come at random and ``running`` of them, float64 [m], run at a time on average, a child finds none of
+    them and has to compute the segment with a chance of exp(-running) (idle times of the M/G/infinity queue). Nodes are
+    opened in order of tokens lost a row set free while ``keep`` of all savings is kept (BlendServe's conditional split,
+    for all nodes at once)."""
     rows_below = tree.row_end - tree.row_begin
     saving = tree.segment_tokens * np.maximum(0, rows_below - 1)
     children = np.bincount(tree.parent[1:], minlength=tree.n_nodes) + np.bincount(tree.node_of, minlength=tree.n_nodes)
-    cost = tree.segment_tokens * np.maximum(0, children - 1)
+    cost = tree.segment_tokens * np.maximum(0, children - 1) * np.exp(-np.asarray(running))
     by_cost = np.argsort(cost / np.maximum(1, rows_below), kind="stable")
     affordable = np.zeros(tree.n_nodes, np.bool_)
     affordable[by_cost] = np.cumsum(cost[by_cost]) <= (1.0 - keep) * float(saving.sum())

@@ -340,7 +340,9 @@ def fits_later(
 ) -> bool:
     """The expected footprint stays under the capacity if the row starts now, at every watched instant: referenced
     prefixes + right side + max(left side, ``left_at_least``) + ``near`` or ``far`` standard deviations (``far_right``
-    of the right side) <= capacity; or, unless ``strict``, would with every row alive."""
+    of the right side) <= capacity; or, unless ``strict``, would with every row alive. ``strict`` also counts what the
+    rows may have grown by since the profile was refreshed: for a full cache of many rows that is more than the spread
+    of the next steps."""
     r = rows_of(c)[row]
     cold, pinned = uncached(c, row)
     room = c.capacity - (c.kv_nodes - c.kv_evictable + cold + pinned)
@@ -350,6 +352,7 @@ def fits_later(
     chance = alive_of(c)[r.cls, age_bin(g)]
     size = r.private + g + rounding(c)
     left = UNLIMITED_STEPS if not c.exact or expected <= g else expected - g
+    missed = float((c.step - c.profile_step) * c.profile_rows) if strict else 0.0
     for k in range(_until_end(c, left, _watched(c, r.limit - g))):
         p = 1.0 if left < UNLIMITED_STEPS else chance[k] if not c.exact else overdue_alive(g, tau[k])
         if p < LEAST_CHANCE:
@@ -357,6 +360,8 @@ def fits_later(
         load = size + min(tau[k], left)
         total = mean[RIGHT, k] + max(mean[LEFT, k], left_at_least) + p * load
         own, beside = (near, near) if tau[k] <= NEAR_STEPS else (far, far_right)
+        if tau[k] <= NEAR_STEPS:
+            total += missed
         squares = own * own * (variance[LEFT, k] + spread(c, p, load)) + beside * beside * variance[RIGHT, k]
         spare = room - total
         tight = spare < 0.0 or squares > spare * spare
