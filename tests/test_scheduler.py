@@ -96,6 +96,19 @@ def test_the_sample_runs_first_while_lengths_are_unknown() -> None:
     assert admitted and set(admitted) <= sample
 
 
+@pytest.mark.parametrize(("shared", "first"), [(20, "sample"), (400, "order")])
+def test_a_sample_that_would_compute_many_prefixes_twice_does_not_go_first(shared: int, first: str) -> None:
+    """Forty groups of ten in a cache that holds few of them, under an order by expected lengths."""
+    prompt = np.full(400, shared + 100)
+    table, tree = RequestTable.of(prompt), tree_from_groups(prompt, np.arange(400) % 40, np.full(400, shared))
+    lengths = Lengths.unknown(table, tree)
+    view = View(table, tree, lengths.expected, Capacity(3000, 1, 20), STEP_TIME)
+    admitted = Scheduler(view, lengths, "latency").decide(0.0).admit
+    groups = len(np.unique(admitted % 40))
+    assert len(admitted) >= 4
+    assert groups == len(admitted) if first == "sample" else groups <= 2
+
+
 def test_repeated_and_late_events_change_nothing() -> None:
     table = RequestTable.of([10, 10])
     scheduler = scheduler_for(table, np.full(2, -1), "fcfs", Capacity(10_000))

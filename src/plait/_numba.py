@@ -2,8 +2,8 @@
 fetched ahead of its use.
 
 Numba's own cache notices when a function's file changes, but not when a function that it calls does, and then goes on
-running the old machine code. So the cache lies in a folder of the user's cache that is named after the state of all
-compiled sources: a change anywhere compiles anew.
+running the old machine code; and two versions of Numba throw away each other's. So the cache lies in a folder of the
+user's cache that is named after the state of all compiled sources and Numba's version: a change anywhere compiles anew.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _cache_folder() -> str:
     (Numba's own choice) where the user's cache cannot be written."""
     root = Path(os.environ.get("PLAIT_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "plait")
     package = Path(__file__).parent
-    state = hashlib.blake2b(str(package).encode(), digest_size=8)
+    state = hashlib.blake2b(f"{package}\n{numba.__version__}".encode(), digest_size=8)
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
         if b"njit" in text:

@@ -17,6 +17,7 @@ from plait.policy.latency import (
     AGEING,
     delay_weight,
     in_batches,
+    lost_prefix_tokens,
     machine_time_s,
     private_prompt_tokens,
     started_in_time,
@@ -68,6 +69,24 @@ def test_a_prefix_group_runs_in_batches_only_where_memory_would_not_keep_its_pre
     assert switches == 1
     prefixes_s = 2 * 400 * small.step_time.gemm_s_per_token
     assert batched.sum() == pytest.approx(key.sum() + prefixes_s)
+
+
+def test_long_answers_stay_in_their_group_and_go_last_there_where_memory_would_not_keep_its_prefix() -> None:
+    """Eight groups of four prompts, one answer of each long; one long request on its own."""
+    group = np.append(np.arange(32) % 8, -1)
+    long = np.append(np.arange(32) // 8 == 1, True)
+    shared = np.where(group < 0, 0, 700 + 20 * group)
+    table = RequestTable.of(shared + 100)
+    tree = tree_from_groups(table.prompt_tokens, group, shared)
+    view = View(table, tree, np.where(long, 96.0, 4.0), Capacity(4000), paper_a100_8b())
+    assert (lost_prefix_tokens(view) > 0).tolist() == (group >= 0).tolist()
+    batched = in_batches(machine_time_s(view), view)
+    assert (started_in_time(batched, view) < batched)[1:32].any(), "some would be pulled forward without their group"
+    order = order_function("latency")(view).rows
+    assert order.tolist().index(32) < 8 and batched[32] == batched.max(), "alone, it costs the same whenever it runs"
+    grouped = order[order != 32]
+    assert long[grouped].reshape(8, 4).tolist() == [[False, False, False, True]] * 8
+    assert (np.diff(group[grouped]) != 0).sum() == 7
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=40))

@@ -13,6 +13,7 @@ from plait.events import Decision
 from plait.model.steptime import StepTime
 from plait.policy.base import Order, View, order_function
 from plait.policy.blend import root_child, units, work
+from plait.policy.latency import lost_prefix_tokens
 from plait.scheduling.decide import BLEND, DUAL_SCAN, QUEUE, decide
 from plait.scheduling.outlook import BEYOND_SEEN, chances, moments
 from plait.scheduling.profile import refresh, running_rows
@@ -36,6 +37,8 @@ QUEUE_REFRESH_STEPS, QUEUE_REFRESH_GROWTH = 256, 1.0
 NEVER = 1 << 60
 SAMPLE_KV_SHARE = 0.25
 """Of the KV cache, for the prompts of a length sample that runs before its groups' turn."""
+SAMPLE_WORK_SHARE = 0.05
+"""Of a job's tokens, for prefixes that such a sample computes and their groups compute again."""
 FIRST_REPLAN = 8
 """Answers after which a job without a sample plans again for the first time."""
 
@@ -254,10 +257,11 @@ class Planner:
         )
 
     def _first(self, order: Order, rows: I64) -> I64:
-        """The length sample first, where the order depends on lengths or nothing is computed twice for it; else prefix
-        groups that have begun, so that a new plan does not leave a cached prefix behind."""
+        """The length sample first, where the order depends on lengths and little is computed twice for it, or nothing
+        is; else prefix groups that have begun, so that a new plan does not leave a cached prefix behind."""
         if order.right is not None or order.key is not None:
-            ahead = np.zeros(0, np.int64) if self._observed else self._sample
+            pays = not self._observed and (order.right is not None or self._sample_fits() or self._sample_is_cheap())
+            ahead = self._sample if pays else np.zeros(0, np.int64)
         elif not order.finish_groups:
             return rows
         elif self._observed:
@@ -276,6 +280,13 @@ class Planner:
         """Whether the sample's prompts can stay in the cache until their groups' turn comes."""
         prompts = int(self._view.table.prompt_tokens[self._sample].sum())
         return prompts <= SAMPLE_KV_SHARE * self._view.capacity.kv_tokens
+
+    def _sample_is_cheap(self) -> bool:
+        """Whether it costs little that the prefixes of its groups will not stay in the cache until then."""
+        view = self._view_now()
+        (_, _, tokens), (_, one) = work(view), np.unique(units(view)[self._sample], return_index=True)
+        twice = lost_prefix_tokens(view)[self._sample[one]].sum()
+        return bool(twice <= SAMPLE_WORK_SHARE * (tokens.sum() + view.expected_output_tokens.sum()))
 
 
 @njit
