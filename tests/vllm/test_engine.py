@@ -128,10 +128,6 @@ def test_what_vllm_refuses_is_its_own_error_and_hurts_nobody_else(engine: VllmEn
     assert b"temperature" in end(events, 1).body and b"1024" in end(events, 3).body
 
 
-def test_the_engine_keeps_the_protocol() -> None:
-    check_engine(VllmEngine(MODEL, command_line(ARGUMENTS)), [text(row, tokens(row, 20)) for row in range(5)])
-
-
 def test_preemptions_are_told_and_cost_no_answer(engine: VllmEngine) -> None:
     requests = [text(row, tokens(10 + row, 250), 20) for row in range(5)]
     events = run(engine, requests)
@@ -149,6 +145,12 @@ def test_prompts_are_counted_as_vllm_counts_them(engine: VllmEngine) -> None:
         end(events, i).prompt_tokens for i in range(3)
     ]
     assert isinstance(engine.encode_many([("/v1/embeddings", {"input": "words"})])[0], np.ndarray)
+
+
+def test_the_engine_keeps_the_protocol(engine: VllmEngine) -> None:
+    """The last one that uses the engine, since this closes it."""
+    check_engine(engine, [text(row, tokens(row, 20)) for row in range(5)])
+    assert group_of(engine.pid) == []
 
 
 def test_a_killed_engine_process_ends_the_run_and_leaves_nobody_behind() -> None:

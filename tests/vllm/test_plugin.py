@@ -38,8 +38,8 @@ PREFIX_TOKENS, OWN_TOKENS, BLOCK_TOKENS = 320, 16, 128
 
 @pytest.fixture(autouse=True, scope="module")
 def numba_is_here_before_the_engine() -> Iterator[None]:
-    """POLICIES above load it. The CPU wheel would stumble over llvmlite (see ``plait.vllm``), which answers to any name,
-    also to ``__dict__``."""
+    """POLICIES above load it. The CPU wheel would stumble over llvmlite (see ``plait.vllm``), which answers to any
+    name, also to ``__dict__``."""
     kind = type(ffi.lib)
     found = kind.__getattr__
 
