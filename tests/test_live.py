@@ -22,8 +22,8 @@ WRONG = STEP_TIME._replace(gemm_s_per_token=STEP_TIME.gemm_s_per_token * 1.5, kv
 TRUE = STEP_TIME._replace(gemm_s_per_token=2e-4, kv_read_s_per_token=1e-5)
 
 
-def scheduler_of(seed: int, prior: StepTime, calibrates: bool) -> tuple[Scheduler, SimulatedEngine]:
-    job, capacity = small_job(seed, 200, 4), capacity_for(2000)
+def scheduler_of(seed: int, prior: StepTime, calibrates: bool, n: int = 200) -> tuple[Scheduler, SimulatedEngine]:
+    job, capacity = small_job(seed, n, 4), capacity_for(2000)
     lengths = lengths_for(job, "known")
     view = View(job.table, job.tree, lengths.expected, capacity, prior)
     engine = SimulatedEngine(job.table, job.tree, job.output_tokens, capacity, TRUE)
@@ -32,7 +32,7 @@ def scheduler_of(seed: int, prior: StepTime, calibrates: bool) -> tuple[Schedule
 
 @pytest.mark.parametrize("calibrates", [True, False])
 def test_a_scheduler_learns_step_times_from_step_events_if_told_to(calibrates: bool) -> None:
-    scheduler, engine = scheduler_of(1, WRONG, calibrates)
+    scheduler, engine = scheduler_of(1, WRONG, calibrates, n=1000)
     drive(scheduler, engine, lambda row: EngineRequest(row, "", {}, None, 1), lambda event: None)
     c = scheduler.state.c
     believed, true = WRONG, TRUE
