@@ -63,8 +63,8 @@ def test_a_prefix_group_runs_in_batches_only_where_memory_would_not_keep_its_pre
     small = View(table, tree, output, Capacity(2000), paper_a100_8b())
     large = dataclasses.replace(small, capacity=Capacity(100_000))
     key = machine_time_s(small)
-    assert in_batches(key, large) is key
-    batched = in_batches(key, small)
+    assert in_batches(key, large, lost_prefix_tokens(large)) is key
+    batched = in_batches(key, small, lost_prefix_tokens(small))
     switches = int((np.diff(group[np.lexsort((group, batched))]) != 0).sum())
     assert switches == 1
     prefixes_s = 2 * 400 * small.step_time.gemm_s_per_token
@@ -80,7 +80,7 @@ def test_long_answers_stay_in_their_group_and_go_last_there_where_memory_would_n
     tree = tree_from_groups(table.prompt_tokens, group, shared)
     view = View(table, tree, np.where(long, 96.0, 4.0), Capacity(4000), paper_a100_8b())
     assert (lost_prefix_tokens(view) > 0).tolist() == (group >= 0).tolist()
-    batched = in_batches(machine_time_s(view), view)
+    batched = in_batches(machine_time_s(view), view, lost_prefix_tokens(view))
     assert (started_in_time(batched, view) < batched)[1:32].any(), "some would be pulled forward without their group"
     order = order_function("latency")(view).rows
     assert order.tolist().index(32) < 8 and batched[32] == batched.max(), "alone, it costs the same whenever it runs"
@@ -98,7 +98,7 @@ def test_batches_of_one_group_never_get_cheaper_than_their_rows_and_pay_a_prefix
     tree = tree_from_groups(table.prompt_tokens, group, np.full(len(rows), 100))
     view = View(table, tree, output.astype(float), Capacity(500), paper_a100_8b())
     key = machine_time_s(view)
-    batched = in_batches(key, view)
+    batched = in_batches(key, view, lost_prefix_tokens(view))
     assert batched.sum() >= key.sum() * (1 - 1e-9)
     assert np.bincount(group, batched - key).min() >= -1e-9 * key.sum()
     alone = np.bincount(group)[group] == 1

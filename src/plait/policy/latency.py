@@ -55,21 +55,22 @@ def latency(view: View) -> Order:
     others: of these, such as would not have to compute a prefix again come early. A blocked head is overtaken by little
     larger requests, prefill throttled. Waiting counts: ``now_s - arrival_s`` seconds lower a key by AGEING times as
     many, and a key that is below zero is passed by nothing that arrives later."""
-    batched = in_batches(machine_time_s(view), view)
-    key = aged(np.where(lost_prefix_tokens(view) > 0, batched, started_in_time(batched, view)), view)
+    lost_tokens = lost_prefix_tokens(view)
+    batched = in_batches(machine_time_s(view), view, lost_tokens)
+    key = aged(np.where(lost_tokens > 0, batched, started_in_time(batched, view)), view)
     return dataclasses.replace(_by(key, WINDOW, KAPPA), throttle_prefill=True, delay_weight=delay_weight(view))
 
 
-def in_batches(key: F64, view: View) -> F64:
-    """Keys under which requests of a prefix group run together where memory would not keep its prefix between them,
-    float64 [n]. A batch pays for its prefix; its key is what it takes on average (jobs in families with set-up times:
-    Smith's ratio of a batch), and a trifle more the later a request comes in it, the shortest first. Summed over all
-    requests, keys are the machine time of all batches."""
-    unit, prefix_tokens = units(view), lost_prefix_tokens(view)
-    if not prefix_tokens.any():
+def in_batches(key: F64, view: View, lost_tokens: F64) -> F64:
+    """Keys under which requests of a prefix group run together where memory would not keep its prefix between them
+    (``lost_tokens``: ``lost_prefix_tokens``), float64 [n]. A batch pays for its prefix; its key is what it takes on
+    average (jobs in families with set-up times: Smith's ratio of a batch), and a trifle more the later a request comes
+    in it, the shortest first. Summed over all requests, keys are the machine time of all batches."""
+    unit = units(view)
+    if not lost_tokens.any():
         return key
     of_unit = np.zeros(int(unit.max()) + 1)
-    of_unit[unit] = prefix_tokens * view.step_time.gemm_s_per_token
+    of_unit[unit] = lost_tokens * view.step_time.gemm_s_per_token
     rows = np.lexsort((key, unit))
     batched = _batched(rows, unit, key, of_unit)
     batched[rows] *= 1 + 1e-9 * np.arange(len(rows)) / len(rows)

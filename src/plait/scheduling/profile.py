@@ -197,30 +197,41 @@ def _generated_then(c: Records, row: int) -> int:
 
 
 @njit
+def _counted(c: Records, side: int) -> I64:
+    """Rows of a side that are in the profile, int64 [k]; their ``profiled`` becomes what they had at
+    ``profile_step``."""
+    rows, found, count = rows_of(c), np.empty(c.profile_rows, np.int64), 0
+    row = c.tail_left if side == LEFT else c.tail_right
+    while row >= 0:
+        if rows[row].profiled >= 0:
+            rows[row].profiled = _generated_then(c, row)
+            found[count] = row
+            count += 1
+        row = rows[row].prev
+    return found[:count]
+
+
+@njit
 def _sum_known(c: Records, side: int) -> None:
     """The rows of a side, lengths known: what ``_add`` would make of each, by the instant before their ends."""
     rows, tau, expected = rows_of(c), tau_of(c), expected_of(c)
     alive, held = np.zeros(TAU_POINTS + 1), np.zeros(TAU_POINTS + 1)  # rows, their tokens now, by last instant alive
     ended, last = np.zeros(TAU_POINTS + 1), np.zeros(TAU_POINTS + 1)  # by the instant after: rows, tokens at their ends
-    row = c.tail_left if side == LEFT else c.tail_right
-    while row >= 0:
+    for row in _counted(c, side):
         r = rows[row]
-        if r.profiled >= 0:
-            g = _generated_then(c, row)
-            r.profiled = g
-            left, watched = expected[row] - g, float(r.limit - g)
-            after = 0
-            for k in range(TAU_POINTS):
-                after += tau[k] < left
-            if after == 0 or watched < left:
-                _add(c, row, 1.0, g)
-            else:
-                alive[after - 1] += 1.0
-                held[after - 1] += r.private + g
-                if after < TAU_POINTS and tau[after] < watched:
-                    ended[after] += 1.0
-                    last[after] += r.private + g + left
-        row = r.prev
+        g = r.profiled
+        left, watched = expected[row] - g, float(r.limit - g)
+        after = 0
+        for k in range(TAU_POINTS):
+            after += tau[k] < left
+        if after == 0 or watched < left:
+            _add(c, row, 1.0, g)
+        else:
+            alive[after - 1] += 1.0
+            held[after - 1] += r.private + g
+            if after < TAU_POINTS and tau[after] < watched:
+                ended[after] += 1.0
+                last[after] += r.private + g + left
     count, tokens = 0.0, 0.0
     for k in range(TAU_POINTS - 1, -1, -1):
         count += alive[k]
@@ -237,25 +248,22 @@ def _sum_expected(c: Records, side: int) -> None:
     and sum of squares of their sizes stand for what ``_add`` would make of each."""
     rows, tau, tally = rows_of(c), tau_of(c), tally_of(c)
     mean, variance, most = mean_of(c)[side], variance_of(c)[side], most_of(c)
-    classes, bins, met = np.empty(c.profile_rows, np.int32), np.empty(c.profile_rows, np.int32), 0
-    row = c.tail_left if side == LEFT else c.tail_right
-    while row >= 0:
+    counted = _counted(c, side)
+    classes, bins, met = np.empty(len(counted), np.int32), np.empty(len(counted), np.int32), 0
+    for row in counted:
         r = rows[row]
-        if r.profiled >= 0:
-            g = _generated_then(c, row)
-            r.profiled = g
-            if r.limit - g <= tau[TAU_POINTS - 1]:
-                _add(c, row, 1.0, g)
-            else:
-                b = age_bin(g)
-                if tally[r.cls, b, 0] == 0.0:
-                    classes[met], bins[met] = r.cls, b
-                    met += 1
-                size = r.private + g + rounding(c)
-                tally[r.cls, b, 0] += 1.0
-                tally[r.cls, b, 1] += size
-                tally[r.cls, b, 2] += size * size
-        row = r.prev
+        g = r.profiled
+        if r.limit - g <= tau[TAU_POINTS - 1]:
+            _add(c, row, 1.0, g)
+        else:
+            b = age_bin(g)
+            if tally[r.cls, b, 0] == 0.0:
+                classes[met], bins[met] = r.cls, b
+                met += 1
+            size = r.private + g + rounding(c)
+            tally[r.cls, b, 0] += 1.0
+            tally[r.cls, b, 1] += size
+            tally[r.cls, b, 2] += size * size
     for i in range(met):
         chance, sums = alive_of(c)[classes[i], bins[i]], tally[classes[i], bins[i]]
         count, size, square = sums[0], sums[1], sums[2]
