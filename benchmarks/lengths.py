@@ -1,12 +1,17 @@
 """How well output lengths are predicted from a 1 % sample and after 10 % of a run: BBH, GSM8K, lmsys, DeepSeek-R1.
 
     python benchmarks/lengths.py [--seeds 100] [--shared ../shared]
+    python benchmarks/lengths.py --together
 
 Beside ``plait.lengths`` stand the mean of a sample over all rows and BlendServe's rule (mean of the sampled rows in the
 subtree): with the sample alone and, after 10 % of the run, also with every answer that has finished by then ("online").
 They get a random sample of the very size ours has. Errors are over the rows that have not started, as a share of the
 mean length: ``row``, root mean square error of one row (what a mean can minimise); ``group``, mean absolute error of 32
 random rows together (what a planner sums up); ``total``, absolute error of all of them together.
+
+``--together``: jobs that nothing is known of, whose rows all run at once, a token a step: tokens expected in all over
+those that come, when a tenth of them, a fifth and so on are there. Kinds of rows have a prefix each, and are cut off at
+their ``max_tokens``.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import csv
 import gzip
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -117,12 +123,77 @@ def one_seed(job: Job, seed: int) -> dict[str, dict[str, dict[str, float]]]:
     return result
 
 
+Kind = tuple[str, int, int]
+"""Where lengths come from, rows, max_tokens."""
+TOGETHER: dict[str, list[Kind]] = {
+    "bbh, gsm8k, endless": [("bbh", 50, 256), ("gsm8k", 50, 256), ("endless", 50, 768)],
+    "lmsys, endless": [("lmsys", 100, 512), ("endless", 100, 512)],
+    "endless": [("endless", 50, 768)],
+    "gsm8k": [("gsm8k", 150, 512)],
+    "bbh, gsm8k": [("bbh", 100, 4096), ("gsm8k", 100, 4096)],
+    "lmsys": [("lmsys", 200, 2048)],
+    "sharegpt": [("sharegpt", 200, 1024)],
+    "azure": [("azure_conv_2023", 200, 4096)],
+    "r1": [("r1", 200, 16384)],
+    "gsm8k, r1": [("gsm8k", 100, 8192), ("r1", 100, 8192)],
+}
+MARKS = (0.1, 0.2, 0.35, 0.5)
+
+
+@cache
+def answer_lengths(source: str, data: Path) -> I64:
+    """Output tokens of all rows of a source, loaded once; ``endless``: of answers that only their cap ends."""
+    if source == "endless":
+        return np.array([2**30])
+    if source in JOBS:
+        return JOBS[source](data)[2]
+    return trace_job(data / "traces" / f"{source}.csv.gz")[2]
+
+
+def together(kinds: list[Kind], data: Path, seed: int) -> list[float]:
+    """Tokens expected over tokens that come, at each of MARKS."""
+    rng = np.random.default_rng(seed)
+    sizes, caps = [n for _, n, _ in kinds], [cap for _, _, cap in kinds]
+    drawn = [rng.choice(answer_lengths(source, data), n) for source, n, _ in kinds]
+    table = RequestTable.of(np.full(sum(sizes), 600), np.repeat(caps, sizes).astype(np.int64))
+    true = np.minimum(np.concatenate(drawn), table.max_tokens)
+    tree = tree_from_groups(table.prompt_tokens, np.repeat(np.arange(len(kinds)), sizes), np.full(len(true), 500))
+    produced = np.cumsum([np.count_nonzero(true > age) for age in range(int(true.max()))])
+    found = []
+    for mark in MARKS:
+        age = int(np.searchsorted(produced, mark * true.sum())) + 1
+        ended = true <= age
+        lengths = Lengths.unknown(table, tree)
+        lengths.observe_rows(np.flatnonzero(ended), true[ended])
+        live = np.flatnonzero(~ended)
+        lengths.observe_rows(live, np.full(len(live), age), finished=False)
+        lengths.refresh()
+        left = sum(lengths.expected_remaining(int(row), age) for row in live)
+        found.append((float(np.minimum(true, age).sum()) + left) / float(true.sum()))
+    return found
+
+
+def show_together(data: Path, seeds: int) -> None:
+    """A line for each job: medians over seeds, then how far off they are on average (factor)."""
+    print("tokens expected / tokens that come, when this share of them is there: " + ", ".join(f"{m:.0%}" for m in MARKS))
+    off = []
+    for name, kinds in TOGETHER.items():
+        runs = np.array([together(kinds, data, seed) for seed in range(seeds)])
+        off.append(np.abs(np.log(runs)).mean(axis=0))
+        print(f"  {name:20}" + "".join(f"{ratio:7.2f}" for ratio in np.median(runs, axis=0)))
+    print(f"  {'off by a factor of':20}" + "".join(f"{factor:7.2f}" for factor in np.exp(np.mean(off, axis=0))))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--shared", type=Path, default=Path(__file__).resolve().parents[2] / "shared")
     parser.add_argument("--out", type=Path, default=Path("out/lengths.json"))
+    parser.add_argument("--together", action="store_true", help="Jobs whose rows all run at once.")
     args = parser.parse_args()
+    if args.together:
+        show_together(args.shared / "data", args.seeds)
+        return
     table: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for name, load in JOBS.items():
         job = load(args.shared / "data")

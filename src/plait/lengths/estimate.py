@@ -19,6 +19,7 @@ from plait.lengths.survival import (
     grid,
     observe,
     observe_rows,
+    prior_curve,
     refit,
     remaining,
 )
@@ -50,7 +51,7 @@ class Lengths:
             parent=classes.parent,
             level=classes.level,
             class_rows=classes.counts(),
-            cap_rows=_rows_by_cap(table.max_tokens, at),
+            prior=prior_curve(at, _rows_by_cap(table.max_tokens, at)),
             grid_tokens=at,
             seen=np.full(n, UNSEEN, np.int64),
             finished=np.zeros((c, len(at))),

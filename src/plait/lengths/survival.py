@@ -10,6 +10,7 @@ Everything here is compiled and works on ``LengthState``, so that compiled loops
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,25 @@ def grid() -> I64:
     return np.concatenate(([0], octaves)).astype(np.int64)
 
 
+@njit
+def prior_curve(at: I64, cap_rows: F64) -> F64:
+    """The job's curve before answers are seen, float64 [g]: at each length the hazards of the rows that may become so
+    long, on average. ``at``: grid; ``cap_rows`` [g]: rows whose ``max_tokens`` is in (at[j], at[j + 1]]."""
+    caps = np.flatnonzero(cap_rows[:-1] > 0)
+    means = np.minimum(PRIOR_TOKENS, at[caps + 1].astype(np.float64))
+    curve = np.ones(len(at))
+    first = 0
+    for j in range(len(at) - 1):
+        while first < len(caps) - 1 and caps[first] < j:
+            first += 1
+        ends, of_rows = 0.0, 0.0
+        for k in range(first, len(caps)):
+            ends += cap_rows[caps[k]] * (1.0 - ((means[k] + at[j]) / (means[k] + at[j + 1])) ** 2)
+            of_rows += cap_rows[caps[k]]
+        curve[j + 1] = curve[j] * (1.0 - ends / max(of_rows, 1.0))
+    return curve
+
+
 class LengthState(NamedTuple):
     """What ``observe`` and ``refit`` work on: n rows, c classes, g grid points; bin j is (grid[j], grid[j + 1]]."""
 
@@ -47,7 +67,7 @@ class LengthState(NamedTuple):
     parent: I32  # [c]
     level: I32  # [c]
     class_rows: F64  # [c] rows in the class and below
-    cap_rows: F64  # [g] rows of the job whose max_tokens is in bin j
+    prior: F64  # [g] the job's curve before answers are seen
     grid_tokens: I64  # [g]
     seen: I64  # [n] tokens a running row was last seen with, or UNSEEN, or DONE
     finished: F64  # [c, g] answers that ended in bin j
@@ -129,39 +149,14 @@ def refit(state: LengthState) -> None:
     running, part = state.running.copy(), state.running_part.copy()
     _pool(state, ended, tokens, running, part)
     weight = _weights(state.parent, state.level, ended)
-    prior = _prior(state, ended[0].sum(), tokens[0].sum() + (running[0] * at).sum())
     middle = np.empty(len(at))
     middle[:-1] = (at[:-1] + 1 + at[1:]) / 2
     middle[-1] = at[-1]
-    _curve(state, 0, ended[0], tokens[0], running[0], part[0], prior, middle, 1.0)
+    _curve(state, 0, ended[0], tokens[0], running[0], part[0], state.prior, middle, 1.0)
     for c in range(1, len(parent)):
         p = parent[c]
         above, centre = state.survival[p], state.centre[p]
         _curve(state, c, ended[c], tokens[c], running[c], part[c], above, centre, weight[c])
-
-
-@njit
-def _prior(state: LengthState, ended: float, tokens: float) -> F64:
-    """The job's curve before answers are seen: at each length the hazards of the rows that may become so long, on
-    average. Stretched to the mean of those seen (``ended``, with their ``tokens``) where that is longer; never
-    shortened, since the answers that end first are the short ones of a job."""
-    at, rows = state.grid_tokens, state.cap_rows
-    caps = np.flatnonzero(rows[:-1] > 0)
-    means = np.minimum(PRIOR_TOKENS, at[caps + 1].astype(np.float64))
-    begin = (rows[caps] * means).sum() / max(rows[caps].sum(), 1.0) if len(caps) else PRIOR_TOKENS
-    stretch = max(1.0, (1.0 + tokens / begin) / (1.0 + ended))
-    curve = np.ones(len(at))
-    first = 0
-    for j in range(len(at) - 1):
-        while first < len(caps) - 1 and caps[first] < j:
-            first += 1
-        ends, of_rows = 0.0, 0.0
-        for k in range(first, len(caps)):
-            mean = stretch * means[k]
-            ends += rows[caps[k]] * (1.0 - ((mean + at[j]) / (mean + at[j + 1])) ** 2)
-            of_rows += rows[caps[k]]
-        curve[j + 1] = curve[j] * (1.0 - ends / max(of_rows, 1.0))
-    return curve
 
 
 @njit
@@ -197,26 +192,58 @@ def _curve(
     centre_above: F64,
     weight: float,
 ) -> None:
-    """Curve of class c: its own counts plus ``weight`` answers distributed as ``above`` says."""
+    """Curve of class c: its own counts plus ``weight`` answers distributed as ``above`` says, bent where it goes beyond
+    what was seen."""
     at = state.grid_tokens
     at_risk = ended.sum() + running.sum()
-    state.survival[c, 0], state.area[c, 0] = 1.0, 0.0
+    oldest, excess = _beyond(at, ended, running, part, above, weight)
+    state.survival[c, 0], state.area[c, 0], alive = 1.0, 0.0, 1.0
     for j in range(len(at) - 1):
+        stays = above[j + 1] / above[j] if above[j] > 0 else 0.0
+        if excess < 0.0 and at[j] >= oldest:
+            stays **= math.exp(excess * oldest / at[j])
         at_risk = max(0.0, at_risk - running[j])
-        expected = weight * (above[j] - above[j + 1])
+        expected = weight * alive * (1.0 - stays)
         events = ended[j] + expected
-        exposed = at_risk + part[j] + weight * above[j]
-        if exposed > 1e-9:
-            hazard = min(1.0, events / exposed)
-        else:
-            hazard = 1.0 - above[j + 1] / above[j] if above[j] > 0 else 1.0
+        exposed = at_risk + part[j] + weight * alive
+        hazard = min(1.0, events / exposed) if exposed > 1e-9 else 1.0 - stays
         s = state.survival[c, j]
         centre = (tokens[j] + expected * centre_above[j]) / events if events > 0 else centre_above[j]
         state.survival[c, j + 1] = s * (1.0 - hazard)
         state.centre[c, j] = centre
         state.area[c, j + 1] = state.area[c, j] + s * ((1.0 - hazard) * (at[j + 1] - at[j]) + hazard * (centre - at[j]))
         at_risk = max(0.0, at_risk - ended[j])
+        alive *= stays
     state.centre[c, -1] = at[-1]
+
+
+@njit
+def _beyond(at: I64, ended: F64, running: F64, part: F64, above: F64, weight: float) -> tuple[float, float]:
+    """What answers older than the oldest running one may expect: that one's age, and log of the hazard over that of
+    ``above`` there, at most 0.
+
+    The ratio is (weight + ends seen) / (weight + ends that ``above`` expects of the answers seen): Poisson counts under
+    a gamma prior (frailty, Vaupel 1979), where what was seen at an age counts by (age / oldest) squared. It fades with
+    1 / age, to its root at twice the age: a class whose answers do not end is not like the class above, but how long
+    that lasts nobody has seen (``benchmarks/lengths.py --together``: weaker in time or age costs jobs that run to
+    their caps, stronger those that do not). Not above 0, since the answers that end first are the short ones.
+    """
+    oldest = 0.0
+    for j in range(len(at) - 1):
+        if running[j] > 0:
+            oldest = float(at[j])
+    if oldest == 0.0:
+        return 0.0, 0.0
+    at_risk = ended.sum() + running.sum()
+    ends, expects = weight, weight
+    for j in range(len(at) - 1):
+        at_risk = max(0.0, at_risk - running[j])
+        near = min(1.0, at[j] / oldest) ** 2
+        if above[j] > 0:
+            expects += near * (1.0 - above[j + 1] / above[j]) * (at_risk + part[j])
+        ends += near * ended[j]
+        at_risk = max(0.0, at_risk - ended[j])
+    return oldest, min(0.0, math.log(ends / expects))
 
 
 @njit
