@@ -222,6 +222,44 @@ def test_a_few_early_short_answers_do_not_shorten_what_nobody_has_seen() -> None
     assert lengths.expected_remaining(39, 4) > 0.95 * before
 
 
+def ended_short_and_running(n_running: int) -> Lengths:
+    """Group 0 has ended after 20 to 60 tokens; so many of group 1 run and have 100."""
+    group = np.repeat([0, 1], 100)
+    table = RequestTable.of(np.full(200, 100), np.full(200, 10_000))
+    lengths = Lengths.unknown(table, tree_from_groups(table.prompt_tokens, group, np.full(200, 30)))
+    lengths.observe_rows(np.arange(100), np.linspace(20, 60, 100).astype(np.int64))
+    lengths.observe_rows(np.arange(100, 100 + n_running), np.full(n_running, 100), finished=False)
+    lengths.refresh()
+    return lengths
+
+
+def test_the_more_answers_go_on_where_others_ended_the_longer_they_are_expected() -> None:
+    few, some, many = (ended_short_and_running(n).expected_remaining(150, 100) for n in (1, 10, 100))
+    assert 1.2 * few < some < many
+
+
+def test_how_long_answers_go_on_unlike_others_is_not_taken_for_granted() -> None:
+    few, many = ended_short_and_running(1), ended_short_and_running(100)
+    c, at = many.classes[150], many.grid_tokens
+    hazard = [1.0 - lengths.survival[c, 1:] / lengths.survival[c, :-1] for lengths in (many, few)]
+    ratio = hazard[0] / np.maximum(hazard[1], 1e-12)
+    assert ratio[np.searchsorted(at, 110)] < 0.5
+    assert ratio[np.searchsorted(at, 8_000)] > 0.9
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=30))
+def test_past_the_longest_answer_that_ended_a_class_is_as_the_class_above(true: list[int]) -> None:
+    table, tree, group, _ = job(400, 2)
+    lengths = Lengths.unknown(table, tree)
+    rows = np.flatnonzero(group == 0)[: len(true)]
+    lengths.observe_rows(rows, np.array(true[: len(rows)]))
+    lengths.refresh()
+    c, state = lengths.classes[rows[0]], lengths.state
+    beyond = slice(int(np.searchsorted(lengths.grid_tokens, max(true))) + 1, -40)
+    own, above = state.survival[c], state.survival[state.parent[c]]
+    assert own[1:][beyond] / own[:-1][beyond] == pytest.approx(above[1:][beyond] / above[:-1][beyond])
+
+
 # ---------------------------------------------------------------- known lengths, the paper's rule
 
 
