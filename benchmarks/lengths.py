@@ -175,7 +175,7 @@ def together(kinds: list[Kind], data: Path, seed: int) -> list[float]:
 
 def show_together(data: Path, seeds: int) -> None:
     """A line for each job: medians over seeds, then how far off they are on average (factor)."""
-    print("tokens expected / tokens that come, when this share of them is there: " + ", ".join(f"{m:.0%}" for m in MARKS))
+    print("tokens expected / tokens that come, when so many of them are there: " + ", ".join(f"{m:.0%}" for m in MARKS))
     off = []
     for name, kinds in TOGETHER.items():
         runs = np.array([together(kinds, data, seed) for seed in range(seeds)])
