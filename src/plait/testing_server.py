@@ -21,6 +21,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
+HELD_POLL_S = 0.01
 HTML_PAGE = b"<html><head><title>504 Gateway Time-out</title></head><body>nginx</body></html>"
 
 
@@ -60,6 +61,8 @@ class Reply:
     headers: tuple[tuple[str, str], ...] = ()
     content_type: str = "application/json"
     delay_s: float = 0.0
+    held: threading.Event | None = None
+    """The delay begins when this is set: for answers that must not come before something else has happened."""
     cut_at: int | None = None
     """Send the head and this many bytes of the body, then close the connection."""
     silent: bool = False
@@ -258,11 +261,16 @@ class _Connection(asyncio.Protocol):
                 server.max_in_flight = max(server.max_in_flight, server.in_flight)
                 if server.keep_calls:
                     server.calls.append(call)
-            reply = server.behaviour(call)
-            if reply.delay_s > 0:
-                asyncio.get_running_loop().call_later(reply.delay_s, self._send, call, reply)
-            else:
-                self._send(call, reply)
+            self._reply(call, server.behaviour(call))
+
+    def _reply(self, call: Call, reply: Reply) -> None:
+        """Send a reply once it is due."""
+        if reply.held is not None and not reply.held.is_set():
+            asyncio.get_running_loop().call_later(HELD_POLL_S, self._reply, call, reply)
+        elif reply.delay_s > 0:
+            asyncio.get_running_loop().call_later(reply.delay_s, self._send, call, reply)
+        else:
+            self._send(call, reply)
 
     def _calls(self) -> Iterator[Call]:
         """Complete requests at the front of the buffer."""

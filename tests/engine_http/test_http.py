@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from plait.engine.http import HttpPool
 from plait.errors import EngineError, UsageError
-from plait.events import EngineRequest, Failed, Finished, Preempted, Started
+from plait.events import EngineRequest, Event, Failed, Finished, Preempted, Started
 from plait.testing_server import (
     FAULTS,
     HTML_PAGE,
@@ -34,6 +34,7 @@ from plait.testing_server import (
     http_date,
 )
 from plait.testing_server import too_many_requests as refusal
+from tests.cli.command import wait_until
 from tests.engine_http.pools import chat, collect, content, endings, run, settings
 
 
@@ -80,15 +81,11 @@ def test_a_model_override_replaces_only_the_model() -> None:
 # ---- srv-01: 429
 
 
-def limiter(per_second: int, refuse: Callable[[], Reply]) -> Callable[[Call], Reply]:
-    """The first ``per_second`` requests of each second are echoed, the rest refused."""
-    seconds: Counter[int] = Counter()
+def limiter(first: int, refused: int, refuse: Callable[[], Reply]) -> Callable[[Call], Reply]:
+    """The ``first`` requests are echoed, the next ``refused`` ones refused, all later ones echoed."""
 
     def behave(call: Call) -> Reply:
-        if call.method == "GET":
-            return echo(call)
-        seconds[int(call.t_s)] += 1
-        return echo(call) if seconds[int(call.t_s)] <= per_second else refuse()
+        return refuse() if call.method == "POST" and first <= call.index < first + refused else echo(call)
 
     return behave
 
@@ -101,7 +98,7 @@ def test_refused_requests_are_answered_later_and_never_before_their_retry_after(
     def refuse_until() -> Reply:
         return refusal({"seconds": "1", "date": http_date(1.0), "none": None}[header])
 
-    inner = limiter(10, refuse_until)
+    inner = limiter(10, 8, refuse_until)
 
     def behave(call: Call) -> Reply:
         reply = inner(call)
@@ -138,10 +135,8 @@ def test_concurrency_falls_after_a_refusal_and_recovers() -> None:
 
 
 def test_a_row_told_to_wait_an_hour_becomes_an_error_row_with_status_429() -> None:
-    with LoopbackServer(limiter(10, lambda: refusal("3600"))) as server:
-        start_s = time.monotonic()
+    with LoopbackServer(limiter(10, 90, lambda: refusal("3600"))) as server:
         ended = run([chat(row) for row in range(40)], settings(server.url, max_wait_s=1.0))
-        assert time.monotonic() - start_s < 60
         prompts = Counter(call.prompt for call in server.calls)
     assert max(prompts.values()) == 1, "nothing is re-sent before its Retry-After"
     failed = [event for event in ended.values() if isinstance(event, Failed)]
@@ -239,8 +234,7 @@ def test_a_pool_survives_a_member_that_dies_and_uses_it_again_when_it_returns() 
     second = servers[1]
 
     def dying(call: Call) -> Reply:
-        if call.method == "POST" and call.index == 15:
-            threading.Timer(0.5, second.revive).start()
+        if call.method == "POST" and call.index == 7:  # among those that are sent at once
             return Reply(kill=True)
         return answer(call, call.prompt, delay_s=0.02) if call.method == "POST" else echo(call)
 
@@ -250,7 +244,9 @@ def test_a_pool_survives_a_member_that_dies_and_uses_it_again_when_it_returns() 
         pool.submit([chat(row) for row in range(120)])
         ended = endings(collect(pool, 120))
         assert {row: content(event) for row, event in ended.items()} == {r: f"prompt of row {r}" for r in range(120)}
-        time.sleep(1.0)
+        assert not second.listening
+        second.revive()
+        wait_until(lambda: pool._dispatcher.servers[1].up)
         before = len(second.calls)
         pool.submit([chat(row) for row in range(120, 240)])
         collect(pool, 120)
@@ -268,7 +264,7 @@ def test_when_all_servers_are_gone_the_run_stops_with_an_engine_error_that_names
         second.kill()
         pool.submit([chat(row) for row in range(4)])
         with pytest.raises(EngineError, match=r"no server has answered.*resume") as caught:
-            collect(pool, 4, 10)
+            collect(pool, 4)
         assert first.url in str(caught.value) and second.url in str(caught.value)
         with pytest.raises(EngineError):
             pool.submit([chat(9)])
@@ -289,10 +285,12 @@ def test_a_server_that_takes_no_connection_is_given_up_in_time_and_the_others_do
         for client in taken:
             client.setblocking(False)
             client.connect_ex(address)
-        start_s = time.monotonic()
-        limits = settings(f"http://127.0.0.1:{address[1]}/v1", good.url, connect_timeout_s=0.3)
-        ended = run([chat(row) for row in range(8)], limits)
-        assert time.monotonic() - start_s < 5 and len(good.calls) == 8
+        pool = HttpPool(settings(f"http://127.0.0.1:{address[1]}/v1", good.url, connect_timeout_s=1.0))
+        assert "Connection timeout" in pool.unreachable[0], "it is not waited for as long as for a page"
+        pool.submit([chat(row) for row in range(8)])
+        ended = endings(collect(pool, 8))
+        pool.close()
+        assert len(good.calls) == 8
         assert all(content(event) for event in ended.values())
         for client in taken:
             client.close()
@@ -305,7 +303,7 @@ def test_a_server_that_is_down_at_the_start_is_used_once_it_is_there() -> None:
         pool.submit([chat(0)])
         collect(pool, 1)
         late.revive()
-        time.sleep(1.0)
+        wait_until(lambda: pool._dispatcher.servers[1].up)
         pool.submit([chat(row, affinity=row) for row in range(1, 40)])
         collect(pool, 39)
         pool.close()
@@ -322,13 +320,33 @@ def test_a_silent_server_is_never_waited_for_for_ever() -> None:
         pool = HttpPool(settings(server.url, stall_timeout_s=0.5))
         pool.submit([chat(row) for row in range(10)])
         events = collect(pool, 4)
-        start_s = time.monotonic()
         with pytest.raises(EngineError, match=r"nothing has moved for .*row \d"):
             events += collect(pool, 6)
-        assert time.monotonic() - start_s < 30
         assert len(server.calls) > 10, "the stuck ones were tried again"
         pool.close()
     assert len(endings(events)) == 4
+
+
+def test_that_the_process_itself_stood_still_is_not_taken_for_silence_of_the_servers() -> None:
+    held = threading.Event()
+    with LoopbackServer(lambda call: replace(echo(call), held=held if call.method == "POST" else None)) as server:
+        pool = HttpPool(settings(server.url, stall_timeout_s=2.0))
+        pool.submit([chat(row) for row in range(4)])
+        wait_until(lambda: server.in_flight == 4)
+        awake = threading.Event()
+
+        def halt() -> None:
+            time.sleep(5.0)
+            awake.set()
+
+        pool._loop.call_soon_threadsafe(halt)
+        awake.wait()
+        time.sleep(1.0)  # a sweep or two
+        held.set()
+        ended = endings(collect(pool, 4))
+        pool.close()
+        assert len(server.calls) == 4, "nobody was asked twice"
+    assert all(content(event) for event in ended.values())
 
 
 def test_one_stuck_request_is_retried_while_the_others_carry_on() -> None:
@@ -367,13 +385,20 @@ def test_a_request_that_kills_its_server_is_isolated_and_the_innocent_are_answer
 
     def behave(call: Call) -> Reply:
         if call.method == "POST" and "poison" in call.prompt:
-            threading.Timer(0.2, server.revive).start()
             return Reply(kill=True)
         return answer(call, call.prompt, delay_s=0.05) if call.method == "POST" else echo(call)
 
     server.behaviour = behave
     with server:
-        ended = run([chat(row, "poison" if row == 5 else None) for row in range(30)], settings(server.url))
+        pool = HttpPool(settings(server.url))
+        pool.submit([chat(row, "poison" if row == 5 else None) for row in range(30)])
+        events: list[Event] = []
+        while len(endings(events)) < 30:
+            events += pool.poll(0.05)
+            if not (server.listening or pool._dispatcher.servers[0].up):  # it comes back once its death was noticed
+                server.revive()
+        ended = endings(events)
+        pool.close()
         deaths = sum("poison" in call.prompt for call in server.calls)
         last = next(index for index in range(len(server.calls) - 1, -1, -1) if "poison" in server.calls[index].prompt)
     event = ended.pop(5)
@@ -398,12 +423,12 @@ def test_cancelled_requests_come_back_once_wherever_they_were() -> None:
 
 def test_closing_in_the_middle_is_quick_and_idempotent() -> None:
     with LoopbackServer(lambda call: echo(call) if call.method == "GET" else Reply(silent=True)) as server:
-        pool = HttpPool(settings(server.url, stall_timeout_s=60))
+        pool = HttpPool(settings(server.url, stall_timeout_s=600))
         pool.submit([chat(row) for row in range(40)])
         start_s = time.monotonic()
         pool.close()
         pool.close()
-        assert time.monotonic() - start_s < 30
+        assert time.monotonic() - start_s < 120
         with pytest.raises(EngineError, match="closed"):
             pool.submit([chat(1)])
 
@@ -437,8 +462,15 @@ def test_a_refused_key_stops_before_anything_is_sent(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_never_more_in_flight_than_the_user_allows(limit: int) -> None:
-    with LoopbackServer(lambda call: answer(call, call.prompt, delay_s=0.01)) as server:
-        run([chat(row) for row in range(40)], settings(server.url, max_concurrency=limit))
+    held = threading.Event()
+    with LoopbackServer(lambda call: replace(echo(call), held=held if call.method == "POST" else None)) as server:
+        pool = HttpPool(settings(server.url, max_concurrency=limit))
+        pool.submit([chat(row) for row in range(40)])
+        wait_until(lambda: server.in_flight == limit)
+        time.sleep(0.2)  # for one more, if it came
+        held.set()
+        collect(pool, 40)
+        pool.close()
         assert server.max_in_flight == limit
 
 
@@ -491,9 +523,10 @@ def test_tokens_of_an_answer_that_was_cut_off_count_as_spent() -> None:
     with LoopbackServer(behave) as server:
         pool = HttpPool(settings(server.url, tpm=1000, retries=20))
         pool.submit([chat(row, max_tokens=90) for row in range(40)])
-        time.sleep(0.5)
+        wait_until(lambda: len(server.calls) > 5)
+        time.sleep(0.5)  # for more, if they came
         pool.close()
-        assert 5 < len(server.calls) < 12
+        assert len(server.calls) < 12
 
 
 def test_two_servers_share_what_the_user_allows_in_flight() -> None:
@@ -546,7 +579,7 @@ def test_under_chaos_every_request_ends_exactly_once(seed: int, share: float, ki
         return answer(call, call.prompt, delay_s=dice.uniform(0, 0.01)) if call.method == "POST" else echo(call)
 
     with LoopbackServer(behave) as first, LoopbackServer(behave) as second:
-        pool = HttpPool(settings(first.url, second.url, run_retries=100_000, retries=50, patience_s=10.0))
+        pool = HttpPool(settings(first.url, second.url, run_retries=100_000, retries=50))
         pool.submit([chat(row) for row in range(60)])
         pool.cancel([dice.randrange(60) for _ in range(3)])
         events = []
@@ -572,10 +605,14 @@ QUICK = FAULTS | {"429-seconds": lambda: refusal("0"), "429-date": lambda: refus
 @pytest.mark.parametrize("names", [KINDS, *([name] for name in KINDS)], ids=lambda names: "+".join(names)[:20])
 def test_two_servers_one_killed_five_times_while_a_tenth_of_the_requests_meets_a_fault(names: list[str]) -> None:
     dice = random.Random(7)
+    stuck: set[str] = set()
 
     def behave(call: Call) -> Reply:
         if call.method == "POST" and dice.random() < 0.1:
-            return QUICK[dice.choice(names)]()
+            reply = QUICK[dice.choice(names)]()
+            if not reply.silent or call.prompt not in stuck:  # who is stuck twice may end the run, if it is the last
+                stuck.update([call.prompt] if reply.silent else [])
+                return reply
         return answer(call, call.prompt, delay_s=dice.uniform(0, 0.02)) if call.method == "POST" else echo(call)
 
     with LoopbackServer(behave) as first, LoopbackServer(behave) as second:
@@ -591,7 +628,7 @@ def test_two_servers_one_killed_five_times_while_a_tenth_of_the_requests_meets_a
             time.sleep(0.05)
             second.revive()
             events += pool.poll(0.05)
-        ended = endings([*events, *collect(pool, 500 - len(endings(events)), 60)])
+        ended = endings([*events, *collect(pool, 500 - len(endings(events)))])
         pool.close()
     assert set(ended) == set(range(500))
     for row, event in ended.items():

@@ -46,19 +46,20 @@ class Health:
         if not server.wave:
             server.failures += 1
             server.wave = frozenset(self.balancer.members[server.index].in_flight | {flight})
-            server.dropped.clear()
+            server.dropped = set()
             self.spawn(self._judge_wave(server))
         server.dropped.add(flight)
 
     async def _judge_wave(self, server: Server) -> None:
         """Was it one connection, or the whole server?"""
         await asyncio.sleep(WAVE_S)
-        wave, server.wave = server.wave, frozenset()
-        all_cut = len(wave) > 1 and wave <= server.dropped and not server.transport.shares_connections
+        wave, dropped = server.wave, server.dropped  # who is cut off while it is probed begins another wave
+        server.wave = frozenset()
+        all_cut = len(wave) > 1 and wave <= dropped and not server.transport.shares_connections
         if not all_cut and await server.alive():
             return
         server.window.refused(self.now_s(), self.now_s(), len(wave))
-        for flight in server.dropped:
+        for flight in dropped:
             flight.crashes += 1
             flight.attempts = max(flight.attempts - 1, 0)
         self.eject(server)

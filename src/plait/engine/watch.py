@@ -4,6 +4,7 @@ that were added or taken away."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from plait.engine.dispatch import Dispatcher
 
 SWEEP_S = 1.0
+HALTS = 16
+"""Times the process stood still that are remembered: the latest."""
 
 
 class Watch:
@@ -24,15 +27,21 @@ class Watch:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self.settings = dispatcher.settings
+        self._halts: deque[tuple[float, float]] = deque(maxlen=HALTS)
+        """When this process was found to have stood still, and for how long."""
 
     async def run(self) -> None:
         """Sweep until the pool stops."""
-        endpoints = self.settings.endpoint_list()
+        endpoints, now_s = self.settings.endpoint_list(), self.dispatcher.now_s
+        nap_s = min(SWEEP_S, self.settings.stall_timeout_s / 4, self.settings.patience_s / 4)
         while not self.dispatcher.stopped:
-            await asyncio.sleep(min(SWEEP_S, self.settings.stall_timeout_s / 4, self.settings.patience_s / 4))
+            due_s = now_s() + nap_s
+            await asyncio.sleep(nap_s)
+            if now_s() - due_s > nap_s:
+                self._halts.append((now_s(), now_s() - due_s))
             if endpoints is not None and (listed := endpoints.changed()) is not None:
                 self.use({*self.settings.endpoints, *listed})
-            self.sweep(self.dispatcher.now_s())
+            self.sweep(now_s())
 
     def use(self, endpoints: Set[str]) -> None:
         """From now on these servers, and no others, get requests; what is in flight elsewhere may finish."""
@@ -51,7 +60,7 @@ class Watch:
     def sweep(self, now_s: float) -> None:
         """Look at everything once."""
         pool = self.dispatcher
-        gone_s = now_s - pool.health.all_down_s
+        gone_s = self._awake_s(pool.health.all_down_s, now_s)
         if pool.health.all_down_s >= 0 and pool.flights and gone_s > self.settings.patience_s:
             faults = "; ".join(f"{server.name}: {server.last_error}" for server in pool.servers)
             pool.give_up(f"no server has answered for {gone_s:.0f} s: {faults}")
@@ -74,14 +83,19 @@ class Watch:
             pool.forget(flight)
             pool.fail(flight, up[0].pause or Fault("rate_limited", "the server asked for a pause", 429))
 
+    def _awake_s(self, since_s: float, now_s: float) -> float:
+        """Time since then, less what this process stood still for (a machine that was suspended, a Ctrl-Z): nothing
+        could be heard meanwhile, and nobody is to blame for it."""
+        return now_s - since_s - sum(halt_s for end_s, halt_s in self._halts if end_s > since_s)
+
     def _stuck(self, flight: Flight, server: Server, now_s: float) -> bool:
         """Nothing moves here, or this one takes ten times what its tokens usually do. A server without metrics moves
         unseen while it generates: a long answer gets the time its tokens usually take on top."""
         usual_s = self.dispatcher.pace.usual_s(flight)
-        quiet_s = now_s - max(flight.sent_s, server.progress_s)
+        quiet_s = self._awake_s(max(flight.sent_s, server.progress_s), now_s)
         unseen_s = 0.0 if server.window.measured else 2 * usual_s
         timeout_s = self.settings.stall_timeout_s
-        return quiet_s > timeout_s + unseen_s or now_s - flight.sent_s > timeout_s + 10 * usual_s
+        return quiet_s > timeout_s + unseen_s or self._awake_s(flight.sent_s, now_s) > timeout_s + 10 * usual_s
 
     def _unstick(self, flight: Flight, server: Server, now_s: float) -> None:
         """Cut it off, to be tried again; if nothing at all has moved since its first stall, the run stops."""
