@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,10 @@ from plait.engine.http import HttpPool
 from plait.errors import UsageError
 from plait.events import Event
 from plait.testing_server import LoopbackServer, answer, echo
-from tests.engine_http.pools import chat, collect, content, endings, settings
+from tests.engine_http.pools import LIMIT_S, chat, collect, content, endings, settings
+
+BUSY = 32
+"""Rows that are always waiting or in flight: four times as many as may be in flight."""
 
 
 def slow(delay_s: float) -> LoopbackServer:
@@ -23,13 +28,19 @@ def slow(delay_s: float) -> LoopbackServer:
     )
 
 
-def wait_for_work(pool: HttpPool, server: LoopbackServer, limit_s: float = 60.0) -> list[Event]:
-    """Events until the server has got a request; fails the test when that takes too long."""
+def busy_until(true: Callable[[], bool], pool: HttpPool, rows: Iterator[int]) -> list[Event]:
+    """Keeps the pool busy with new rows until something is true; the events meanwhile."""
     events: list[Event] = []
-    until_s = time.monotonic() + limit_s
-    while not server.calls:
-        assert time.monotonic() < until_s, "the added server got no work"
-        events += pool.poll(0.05)
+    waiting = 0
+    until_s = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < until_s, "it did not happen in time"
+        if waiting < BUSY:
+            pool.submit([chat(row) for row in islice(rows, BUSY)])
+            waiting += BUSY
+        new = pool.poll(0.05)
+        waiting -= len(endings(new))
+        events += new
     return events
 
 
@@ -37,31 +48,30 @@ def test_a_server_that_is_added_while_running_is_probed_and_takes_work(tmp_path:
     listing = tmp_path / "endpoints.txt"
     with slow(0.02) as first, slow(0.02) as second:
         listing.write_text(f"# the pool\n{first.url}\n")
-        pool = HttpPool(settings(endpoints_file=listing, patience_s=1.0, max_concurrency=8))
-        pool.submit([chat(row) for row in range(600)])
-        events = pool.poll(0.2)
-        assert not second.calls
-        listing.write_text(f"{first.url}\n\n{second.url}\n")
-        events += wait_for_work(pool, second)
-        events += collect(pool, 600 - len(endings(events)))
+        pool = HttpPool(settings(endpoints_file=listing, max_concurrency=8))
+        rows = count()
+        events = busy_until(lambda: len(first.calls) > 8, pool, rows)
+        listing_of(listing, first.url, "", second.url)
+        events += busy_until(lambda: len(second.calls) > 20, pool, rows)
+        n = next(rows)
+        events += collect(pool, n - len(endings(events)))
         pool.close()
     ended = endings(events)
-    assert {row: content(event) for row, event in ended.items()} == {r: f"prompt of row {r}" for r in range(600)}
-    assert len(second.calls) > 20
+    assert {row: content(event) for row, event in ended.items()} == {r: f"prompt of row {r}" for r in range(n)}
 
 
 def test_a_server_that_is_added_before_it_is_up_is_used_once_it_answers(tmp_path: Path) -> None:
     listing = tmp_path / "endpoints.txt"
     with slow(0.02) as first, slow(0.02) as second:
         second.kill()
-        pool = HttpPool(settings(first.url, endpoints_file=listing_of(listing), patience_s=1.0, max_concurrency=8))
-        pool.submit([chat(row) for row in range(600)])
+        pool = HttpPool(settings(first.url, endpoints_file=listing_of(listing), max_concurrency=8))
+        rows, servers = count(), pool._dispatcher.servers
         listing_of(listing, second.url)
-        events = collect_for(pool, 0.6)
+        events = busy_until(lambda: len(servers) == 2 and bool(servers[1].last_error), pool, rows)
         assert not second.calls
         second.revive()
-        events += wait_for_work(pool, second)
-        events += collect(pool, 600 - len(endings(events)))
+        events += busy_until(lambda: bool(second.calls), pool, rows)
+        events += collect(pool, next(rows) - len(endings(events)))
         pool.close()
     assert all(content(event) for event in endings(events).values())
 
@@ -70,36 +80,28 @@ def test_a_server_that_is_taken_away_finishes_what_it_has_and_gets_no_more_until
     listing = tmp_path / "endpoints.txt"
     with slow(0.02) as first, slow(0.02) as second:
         listing_of(listing, first.url, second.url)
-        pool = HttpPool(settings(endpoints_file=listing, patience_s=1.0, max_concurrency=8))
-        pool.submit([chat(row) for row in range(400)])
-        events = pool.poll(0.1)
+        pool = HttpPool(settings(endpoints_file=listing, max_concurrency=8))
+        rows, (kept, gone) = count(), pool._dispatcher.servers
+        members = pool._dispatcher.balancer.members
+        events = busy_until(lambda: min(len(first.calls), len(second.calls)) > 8, pool, rows)
         listing_of(listing, first.url)
-        events += collect_for(pool, 0.8)
-        seen = len(second.calls)
-        events += collect(pool, 400 - len(endings(events)))
-        assert len(second.calls) == seen
-        assert all(content(event) for event in endings(events).values()), "nothing was cut off"
+        events += busy_until(lambda: gone.retired and not members[gone.index].in_flight, pool, rows)
+        seen, before = len(second.calls), len(first.calls)
+        events += busy_until(lambda: len(first.calls) > before + 50, pool, rows)
+        assert len(second.calls) == seen and not kept.retired
         listing_of(listing, first.url, second.url)
-        time.sleep(0.8)
-        pool.submit([chat(row) for row in range(400, 500)])
-        collect(pool, 100)
+        events += busy_until(lambda: len(second.calls) > seen, pool, rows)
+        n = next(rows)
+        events += collect(pool, n - len(endings(events)))
         pool.close()
-        assert len(second.calls) > seen
+        assert len(endings(events)) == n and all(content(event) for event in endings(events).values())
+        assert len(first.calls) + len(second.calls) == n, "nothing was cut off"
 
 
-def collect_for(pool: HttpPool, seconds: float) -> list[Event]:
-    """Events of the next seconds."""
-    events: list[Event] = []
-    until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s:
-        events += pool.poll(0.05)
-    return events
-
-
-def listing_of(path: Path, *urls: str) -> Path:
-    """The file with these endpoints."""
-    path.write_text("".join(f"{url}\n" for url in urls))
-    return path
+def listing_of(path: Path, *lines: str) -> Path:
+    """The file with these endpoints, there as a whole at once."""
+    path.with_suffix(".new").write_text("".join(f"{line}\n" for line in lines))
+    return path.with_suffix(".new").rename(path)
 
 
 def test_the_list_skips_comments_and_names_the_line_that_is_no_url(tmp_path: Path) -> None:

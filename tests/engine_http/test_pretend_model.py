@@ -13,6 +13,8 @@ from plait.testing_server import LoopbackServer
 from tests.engine_http.pools import chat, collect, content, endings, settings
 
 GROUPS, EACH = 8, 12
+HOURS_OF_TOKENS = 1_000_000
+"""At 10 ms each: an answer that nobody waits for."""
 
 
 def grouped() -> list[EngineRequest]:
@@ -69,7 +71,8 @@ def test_nearly_all_sharing_is_kept_although_the_cache_holds_few_groups(n_server
         server.close()
     assert all(isinstance(event, Finished) for event in ended.values())
     cached = sum(model.cached_tokens for model in models)
-    assert cached >= 0.9 * 400 * GROUPS * (EACH - 1) - 400 * 3 * (n_servers - 1)
+    # Less one group's: a machine that stalls before a server has read a primer lets the rest go with it.
+    assert cached >= 0.9 * 400 * (GROUPS - 1) * (EACH - 1) - 400 * 3 * (n_servers - 1)
     assert all(model.prompt_tokens > 0.3 / n_servers * 400 * GROUPS * EACH for model in models), "work is balanced"
 
 
@@ -81,11 +84,11 @@ def test_a_primer_with_a_long_answer_holds_its_group_back_only_while_its_prompt_
         collect(pool, 8)  # now it is known how fast the server is
         opening = "opening ".ljust(1600, "o")
         cached_before = model.cached_tokens
-        lengths = [300] + [5] * 11  # 3 s and 0.05 s
+        lengths = [HOURS_OF_TOKENS] + [5] * 11
         pool.submit([chat(row, f"{opening} {row}", n, affinity=7) for row, n in enumerate(lengths)])
-        ended = [event.row for event in collect(pool, 12) if isinstance(event, Finished)]
+        ended = {event.row for event in collect(pool, 11) if isinstance(event, Finished)}
         pool.close()
-    assert ended[-1] == 0, "the others did not wait for the first one's answer"
+    assert ended == set(range(1, 12)), "the others did not wait for the first one's answer"
     assert model.cached_tokens - cached_before >= 11 * 384, "and still found its prefix"
 
 
@@ -93,10 +96,11 @@ def test_before_anything_is_known_a_group_waits_a_moment_for_its_primer_not_for_
     model = PretendModel(slots=8, with_metrics=False, prefill_s_per_token=1e-4, decode_s_per_token=0.01)
     with LoopbackServer(model) as server:
         pool = HttpPool(settings(server.url))
-        pool.submit([chat(row, f"{'o' * 1600} {row}", 500 if row == 0 else 5, affinity=7) for row in range(6)])
-        ended = [event.row for event in collect(pool, 6) if isinstance(event, Finished)]
+        lengths = [HOURS_OF_TOKENS] + [5] * 5
+        pool.submit([chat(row, f"{'o' * 1600} {row}", n, affinity=7) for row, n in enumerate(lengths)])
+        ended = {event.row for event in collect(pool, 5) if isinstance(event, Finished)}
         pool.close()
-    assert ended[-1] == 0 and model.cached_tokens >= 5 * 384
+    assert ended == set(range(1, 6)) and model.cached_tokens >= 5 * 384
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
