@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -129,8 +130,9 @@ def test_a_terminal_that_cannot_show_an_id_is_no_traceback(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("command", ["check", "plan"])
 def test_ctrl_c_ends_a_command_that_only_reads_with_130_and_one_line(command: str, tmp_path: Path) -> None:
-    path = batch(tmp_path / "x", *(completion(f"id-{i}") for i in range(200_000)))
-    process = spawn(command, path, env={"TMPDIR": str(tmp_path)})
+    path = batch(tmp_path / "x", *(completion(f"id-{i}") for i in range(20_000)))
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it: however late the interrupt comes, the command is not done
+    process = spawn(command, path, tmp_path / "pipe", env={"TMPDIR": str(tmp_path)})
     wait_until(lambda: any(tmp_path.glob(f"plait-{command}-*")))
     press(process)
     out, said = process.communicate(timeout=120)

@@ -184,14 +184,18 @@ def test_quiet_alone_prints_nothing(tmp_path: Path) -> None:
 
 
 def test_the_heartbeat_goes_on_while_nothing_completes(tmp_path: Path) -> None:
-    with serving(reply=lambda call: Reply(body=answer(call, "late").body, delay_s=2.6)) as server:
+    seen, still = threading.Event(), list[dict[str, Any]]()
+    with serving(reply=lambda call: Reply(body=answer(call, "late").body, held=seen)) as server:
         options = ["--endpoint", server.url, "-o", tmp_path / "out.jsonl", "--progress", "json"]
-        result = plait("run", write_batch(tmp_path, LINES), *options)
-    assert result.exit_code == 0
-    beats = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
-    still = [beat for beat in beats if beat["done"] == 0]
-    assert len(still) >= 2 and still[-1]["running"] == 12
-    assert still[-1]["oldest_s"] > 1 and still[-1]["oldest_custom_id"].startswith("id-")
+        process = spawn("run", write_batch(tmp_path, LINES), *options)
+        assert process.stderr is not None
+        for line in process.stderr:
+            still += [json.loads(line)] if line.startswith("{") and not seen.is_set() else []
+            if len(still) >= 2 and still[-1]["running"] == 12 and still[-1]["oldest_s"] > 1:
+                seen.set()
+        process.communicate()
+    assert process.returncode == 0 and seen.is_set() and all(beat["done"] == 0 for beat in still)
+    assert still[-1]["oldest_custom_id"].startswith("id-")
 
 
 def test_identical_deterministic_requests_are_asked_once(tmp_path: Path) -> None:
@@ -223,14 +227,16 @@ def test_going_on_with_a_changed_job_is_refused_naming_the_change(tmp_path: Path
 
 
 def test_a_second_run_on_the_same_output_is_refused_while_the_first_runs(tmp_path: Path) -> None:
-    with serving(reply=lambda call: Reply(body=answer(call, "late").body, delay_s=3.0)) as server:
+    refused = threading.Event()
+    with serving(reply=lambda call: Reply(body=answer(call, "late").body, held=refused)) as server:
         path = write_batch(tmp_path, LINES)
         first = spawn("run", path, "-o", tmp_path / "out.jsonl", "--endpoint", server.url, "--quiet")
-        wait_until(lambda: len(server.calls) == 12)
+        wait_until(lambda: bool(server.calls))
         result = run(server, tmp_path, path)
         assert result.exit_code == 3 and "another" in result.output
-        assert first.wait(30) == 0
+        refused.set()
         first.communicate()
+        assert first.returncode == 0
     assert len(answers(tmp_path)) == 12
 
 
@@ -238,7 +244,9 @@ def test_a_second_run_on_the_same_output_is_refused_while_the_first_runs(tmp_pat
 def test_the_bar_shows_every_figure_whatever_the_width_of_the_terminal(columns: int, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
-    with serving(reply=lambda call: Reply(body=answer(call, "late").body, delay_s=1.2)) as server:
+    seen = threading.Event()
+    parts = ("0/12 done", " running, ", " waiting", "prompt ", "output ", "cached ", "oldest 'id-", "ETA ")
+    with serving(reply=lambda call: Reply(body=answer(call, "late").body, held=seen, delay_s=1.2)) as server:
         options = ["--endpoint", server.url, "-o", tmp_path / "out.jsonl", "--max-concurrency", "4"]
         command = [sys.executable, "-m", "plait", "run", write_batch(tmp_path, LINES), *options]
         with subprocess.Popen(list(map(str, command)), stderr=theirs, env={**os.environ, "TERM": "xterm"}) as process:
@@ -247,12 +255,11 @@ def test_the_bar_shows_every_figure_whatever_the_width_of_the_terminal(columns: 
             with contextlib.suppress(OSError):  # the other end is closed when the process ends
                 while block := os.read(ours, 1 << 16):
                     shown += block
+                    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
+                    if all(part in " ".join(plain.split()) for part in parts):
+                        seen.set()
     os.close(ours)
-    assert process.returncode == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    words = " ".join(plain.split())
-    for part in ("0/12 done", " running, ", " waiting", "prompt ", "output ", "cached ", "oldest 'id-", "ETA "):
-        assert part in words, words
+    assert process.returncode == 0 and seen.is_set(), plain
     assert "plait: about" in plain and not re.search(r"[^\r\n]plait: ", plain), plain
 
 

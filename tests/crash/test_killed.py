@@ -38,7 +38,15 @@ from plait.run.executor import Options, execute
 from plait.testing import FakeEngine
 from tests.builders import fifo_plan
 folder = Path(sys.argv[1])
-engine = FakeEngine(real_time=True, decode_s=2e-3)
+sent = 0
+
+def fate(request, attempt):
+    global sent
+    sent += 1
+    if sent > int(sys.argv[2]):
+        time.sleep(3600)  # however late the kill comes, the run is not done
+
+engine = FakeEngine(real_time=True, decode_s=2e-3, fate=fate)
 execute(open_job([folder / "requests.jsonl"], folder), fifo_plan, engine, Options(folder / "out.jsonl"))
 print(len(engine.submitted))
 """
@@ -50,12 +58,12 @@ def test_a_run_killed_after_eighty_answers_sends_only_the_rest(tmp_path: Path) -
     write_batch(tmp_path, [batch_line(f"q-{i}", f"question {i}") for i in range(200)])
     command = [sys.executable, "-c", RUN, str(tmp_path)]
     root, live = Path(__file__).parents[2], tmp_path / "out.live.jsonl"
-    with subprocess.Popen(command, cwd=root) as first:
+    with subprocess.Popen([*command, "120"], cwd=root) as first:
         while first.poll() is None and (not live.exists() or live.read_bytes().count(b"\n") < 81):
             time.sleep(0.005)
         first.kill()
     kept = live.read_bytes().count(b"\n") - 1
     assert first.returncode == -signal.SIGKILL and 80 <= kept < 200
-    second = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    second = subprocess.run([*command, "200"], cwd=root, capture_output=True, text=True, check=True)
     assert int(second.stdout) == 200 - kept
     assert [line["custom_id"] for line in read_lines(tmp_path / "out.jsonl")] == [f"q-{i}" for i in range(200)]

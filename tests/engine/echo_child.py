@@ -23,10 +23,10 @@ def main() -> None:
                 raise RuntimeError("as asked")
             if message == b"deaf":
                 sock.close()
-                time.sleep(600)
+                time.sleep(3600)
             told = message
             if message == b"spawn":
-                told = str(subprocess.Popen(["sleep", "600"]).pid).encode()
+                told = str(subprocess.Popen(["sleep", "3600"]).pid).encode()
             sock.sendall(struct.pack("<I", len(told)) + told)
 
 

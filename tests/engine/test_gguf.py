@@ -13,7 +13,7 @@ from plait.engine.gguf import read_metadata
 from plait.errors import InputError
 from tests.engine.gguf_files import LLAMA, write_gguf
 
-one_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+one_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @one_file

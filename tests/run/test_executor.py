@@ -405,7 +405,7 @@ def test_a_full_disk_stops_the_run_and_nothing_recorded_is_lost(tmp_path: Path) 
 # ---- exactly once
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     fates=st.lists(st.sampled_from(["ok", "ok", "500", "400", "gone", "preempt", "html"]), min_size=1, max_size=60),
     n=st.integers(1, 25),

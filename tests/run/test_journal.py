@@ -82,7 +82,7 @@ def test_a_repaired_journal_can_be_appended_to(tmp_path: Path) -> None:
     assert recorded(path) == [0, 1, 2, 3]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(at=st.integers(0, 10**6), flip=st.integers(1, 255))
 def test_a_changed_byte_is_never_taken_for_an_answer(tmp_path: Path, at: int, flip: int) -> None:
     whole = bytearray(made(tmp_path).read_bytes())
@@ -129,6 +129,7 @@ def test_records_reach_the_disk_in_groups(tmp_path: Path, monkeypatch: pytest.Mo
     journal = Journal(path, ROWS)
     monkeypatch.setattr(os, "fsync", synced.append)
     monkeypatch.setattr(module, "SYNC_RECORDS", 3)
+    monkeypatch.setattr(module, "SYNC_S", 3600.0)
     for row in range(ROWS):
         journal.append(line(row), Record(row, True))
     assert len(synced) == 2
