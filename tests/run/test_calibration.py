@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plait.model.steptime import steps_s
-from plait.run.calibration import REFERENCE, STEPS_KEPT, learn_step_time, load_step_time
+from plait.run.calibration import REFERENCE, STEPS_KEPT, guess_step_time, learn_step_time, load_step_time
 from plait.table import F64
 
 TRUE = REFERENCE._replace(gemm_base_s=30e-3, kv_read_s_per_token=4e-6)
@@ -60,3 +60,10 @@ def test_steps_that_no_model_describes_are_not_kept(tmp_path: Path) -> None:
     noise[:, 4] = 10.0 ** np.random.default_rng(0).uniform(-4, 2, 200)
     learn_step_time(tmp_path, "key", noise, REFERENCE)
     assert load_step_time(tmp_path, "key") is None
+
+
+def test_the_first_guess_is_slower_without_matrix_units_and_faster_with_more_threads() -> None:
+    few, many, amx = (guess_step_time(threads, matrix) for threads, matrix in ((1, False), (4, False), (4, True)))
+    step = (512.0, 100_000.0, 16.0, 8_000.0)
+    assert steps_s(few, *step) > 3 * steps_s(many, *step) > 3 * steps_s(amx, *step)
+    assert guess_step_time(2, amx=True) == REFERENCE

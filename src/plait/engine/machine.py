@@ -96,6 +96,11 @@ def usable_cores() -> int:
     return cores
 
 
+def has_amx() -> bool:
+    """Whether the processor has matrix units that the engine uses; False where the system does not say."""
+    return " amx_tile" in _read("/proc/cpuinfo")
+
+
 def _read(path: str) -> str:
     """A kernel file's text; empty where there is none."""
     try:

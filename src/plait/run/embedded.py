@@ -9,7 +9,7 @@ from plait.data.problems import Fault
 from plait.data.tokenize import Tokenizer as NativeTokenizer
 from plait.engine import load_engine
 from plait.engine.isolating import Isolating
-from plait.engine.machine import EngineSettings, resolve
+from plait.engine.machine import EngineSettings, has_amx, resolve
 from plait.engine.models import LocalModel, cache_dir, find_model
 from plait.engine.openvino import capacity_of
 from plait.engine.sampling import unsupported
@@ -17,7 +17,7 @@ from plait.events import Engine
 from plait.model.calibrate import Calibrator
 from plait.model.steptime import StepTime
 from plait.plan import Machine
-from plait.run.calibration import REFERENCE, STEPS_A_RUN, calibration_key, learn_step_time, load_step_time
+from plait.run.calibration import STEPS_A_RUN, calibration_key, guess_step_time, learn_step_time, load_step_time
 from plait.run.history import History
 from plait.run.prepare import Tokenizer
 from plait.table import I32
@@ -42,10 +42,11 @@ class Embedded:
         limits = resolve(settings, self.model)
         self._key = calibration_key("openvino", self.model.name, limits.threads)
         known = load_step_time(cache_dir(), self._key)
+        self._guess = _first_guess(self.model, limits.threads)
         self.calibrated = known is not None
         """Whether an earlier run on this machine measured the step times."""
         self.history = History(cache_dir(), self.model.name)
-        self.machine = Machine(capacity_of(self.model, limits), known or _first_guess(self.model))
+        self.machine = Machine(capacity_of(self.model, limits), known or self._guess)
 
     @property
     def answer_settings(self) -> dict[str, Any]:
@@ -65,7 +66,7 @@ class Embedded:
 
     def learn(self, seen: Calibrator) -> None:
         """Keep what a run measured for the next forecast on this machine."""
-        learn_step_time(cache_dir(), self._key, seen.sample(STEPS_A_RUN), _first_guess(self.model))
+        learn_step_time(cache_dir(), self._key, seen.sample(STEPS_A_RUN), self._guess)
 
     def close(self) -> None:
         """Nothing is held: the engine belongs to the run."""
@@ -85,12 +86,13 @@ class _Checked:
         return [next(ids) if fault is None else fault for fault in faults]
 
 
-def _first_guess(local: LocalModel) -> StepTime:
+def _first_guess(local: LocalModel, threads: int) -> StepTime:
     """Step times of a plain CPU before anything was measured here."""
     files = [local.path] if local.path.is_file() else list(local.path.glob("openvino_model.bin"))
     factor = max(1.0, sum(file.stat().st_size for file in files) / _REFERENCE_BYTES)
-    return REFERENCE._replace(
-        gemm_s_per_token=REFERENCE.gemm_s_per_token * factor,
-        gemm_base_s=REFERENCE.gemm_base_s * factor,
-        kv_read_s_per_token=REFERENCE.kv_read_s_per_token * local.kv_bytes_per_token / _REFERENCE_KV_BYTES,
+    alike = guess_step_time(threads, has_amx())
+    return alike._replace(
+        gemm_s_per_token=alike.gemm_s_per_token * factor,
+        gemm_base_s=alike.gemm_base_s * factor,
+        kv_read_s_per_token=alike.kv_read_s_per_token * local.kv_bytes_per_token / _REFERENCE_KV_BYTES,
     )
