@@ -64,6 +64,6 @@ def test_steps_that_no_model_describes_are_not_kept(tmp_path: Path) -> None:
 
 def test_the_first_guess_is_slower_without_matrix_units_and_faster_with_more_threads() -> None:
     few, many, amx = (guess_step_time(threads, matrix) for threads, matrix in ((1, False), (4, False), (4, True)))
-    step = (512.0, 100_000.0, 16.0, 8_000.0)
+    step = [np.array([tokens]) for tokens in (512.0, 100_000.0, 16.0, 8_000.0)]
     assert steps_s(few, *step) > 3 * steps_s(many, *step) > 3 * steps_s(amx, *step)
     assert guess_step_time(2, amx=True) == REFERENCE
