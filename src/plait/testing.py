@@ -241,7 +241,7 @@ def _placed(fate: Event, row: int, t_s: float) -> Event:
             return Preempted(row, t_s, requeue=True)
 
 
-def check_engine(engine: Engine, requests: Sequence[EngineRequest], limit_s: float = 120.0) -> None:
+def check_engine(engine: Engine, requests: Sequence[EngineRequest], limit_s: float = 300.0) -> None:
     """Run requests through an engine and assert what the ``Engine`` protocol promises. Rows must be 0, 1, ...; at
     least four requests, all of which the engine can answer. The engine is closed at the end.
 
@@ -251,9 +251,7 @@ def check_engine(engine: Engine, requests: Sequence[EngineRequest], limit_s: flo
     assert len(requests) >= 4, "give check_engine at least four requests"
     capacity = engine.capacity
     assert capacity.kv_tokens > 0, "capacity.kv_tokens must be positive"
-    began_s = time.monotonic()
-    assert engine.poll(0.0) == [], "events before the first request"
-    assert time.monotonic() - began_s < 1.0, "poll(0) waited"
+    assert min(_idle_poll_s(engine) for _ in range(3)) < 1.0, "poll(0) waited"  # more than once: machines stall
     engine.cancel([len(requests) + 7])
     engine.submit([])
     engine.submit(requests)
@@ -271,6 +269,13 @@ def check_engine(engine: Engine, requests: Sequence[EngineRequest], limit_s: flo
     assert engine.capacity == capacity, "capacity changed"
     engine.close()
     engine.close()
+
+
+def _idle_poll_s(engine: Engine) -> float:
+    """Time of a poll that must not wait, before any request."""
+    began_s = time.monotonic()
+    assert engine.poll(0.0) == [], "events before the first request"
+    return time.monotonic() - began_s
 
 
 def _run_to_end(engine: Engine, rows: Sequence[int], limit_s: float) -> dict[int, list[Event]]:
