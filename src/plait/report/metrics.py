@@ -258,6 +258,10 @@ class LiveStats:
             self._beat = self._at(now_s, running, waiting)
         return self._beat
 
+    def longest_s(self) -> float | None:
+        """Seconds left if each answer went on to its ``max_tokens``; None where the engine shows no steps."""
+        return self._eta_s(longest=True) if self._steps_left is not None and self._steps_left.begun else None
+
     def _at(self, now_s: float, running: int, waiting: int) -> Beat:
         self._observe(now_s)
         oldest = min(self._started_s.items(), key=lambda item: item[1], default=None)
@@ -305,7 +309,7 @@ class LiveStats:
             self._rates[i] += weight * (tokens / took_s - self._rates[i])
         self._since_s, self._since = now_s, (self._computed, self._generated)
 
-    def _eta_s(self) -> float:
+    def _eta_s(self, longest: bool = False) -> float:
         rest = ~self._done
         if not rest.any():
             return 0.0
@@ -318,6 +322,6 @@ class LiveStats:
         if self._steps_left is not None and self._steps_left.begun:
             running = np.fromiter(self._started_s, np.int64, len(self._started_s))
             rest[running] = False
-            return self._steps_left.seconds(running, np.flatnonzero(rest), prompt)
+            return self._steps_left.seconds(running, np.flatnonzero(rest), prompt, longest)
         output = float(np.maximum(self._estimates.expected[rest] - self._output[rest], 1.0).sum())
         return self._fit.seconds((prompt, output))

@@ -85,18 +85,19 @@ class StepsLeft:
         """Whether any step was seen: this engine shows them."""
         return self._steps > 0
 
-    def seconds(self, running: I64, waiting: I64, prompt_left: float) -> float:
+    def seconds(self, running: I64, waiting: I64, prompt_left: float, longest: bool = False) -> float:
         """Seconds left, nan before the second step. ``running`` and ``waiting`` are rows, ``prompt_left`` prompt tokens
-        still to compute."""
+        still to compute; ``longest``: as if each answer went on to its ``max_tokens``."""
         generated = np.array([self._generated(row) for row in running.tolist()], np.int64)
         self._learn(running, generated)
-        expected = self._curves.expected
+        expected = self._most.astype(np.float64) if longest else self._curves.expected
+        drawn = self._longest if longest else self._curves.drawn
         places = self._places(running, waiting, expected)
         played = waiting[np.linspace(0, len(waiting) - 1, min(len(waiting), PLAYED_ROWS)).astype(np.int64)]
         decoded = read = steps = 0.0
         for draw in range(DRAWS):
-            now = np.maximum(self._curves.drawn(running, generated, draw / DRAWS) - generated, 1.0)
-            later = self._curves.drawn(played, np.zeros(len(played), np.int64), draw / DRAWS)
+            now = np.maximum(drawn(running, generated, draw / DRAWS) - generated, 1.0)
+            later = drawn(played, np.zeros(len(played), np.int64), draw / DRAWS)
             steps += _play(now, later, places) / DRAWS
             decoded += (now.sum() + (later - 1).sum()) / DRAWS
             read += (_read(self._prompt[running] + generated, now) + _read(self._prompt[played], later)) / DRAWS
@@ -109,6 +110,11 @@ class StepsLeft:
         if self._capacity.max_batched_tokens:
             steps = max(steps, prompt_left / self._capacity.max_batched_tokens)
         return self._rates.seconds((steps, prompt_left, decoded, read))
+
+    def _longest(self, rows: I64, generated: I64, shift: float) -> F64:
+        """What ``Curves.drawn`` says of answers that all go on to their ``max_tokens``."""
+        longest: F64 = self._most[rows].astype(np.float64)
+        return longest
 
     def _learn(self, running: I64, generated: I64) -> None:
         """Bring the curves up to date."""

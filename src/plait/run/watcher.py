@@ -18,6 +18,8 @@ from plait.run.place import Place
 from plait.run.prepare import Prepared
 from plait.scheduler import Scheduler
 
+FAR_LONGER = 1.2
+"""Times the expected time left from which on it is also said how long it could take."""
 SAID_AT = 0.1
 """Share of its time after which a run says how long it will take in all."""
 MIN_CALIBRATION_STEPS = 50
@@ -84,7 +86,15 @@ class Watcher:
             total_s = beat.elapsed_s + beat.eta_s
             if beat.eta_s > 0 and beat.elapsed_s >= SAID_AT * total_s:
                 self._said = True
-                self._say(f"about {total_s:,.0f} s in all, by the {beat.done:,} answers and the steps so far")
+                most = self._most(beat)
+                self._say(f"about {total_s:,.0f} s in all, by the {beat.done:,} answers and the steps so far{most}")
+
+    def _most(self, beat: Beat) -> str:
+        """How long it could take, where that is another matter."""
+        longest_s = self._ready.stats.longest_s()
+        if longest_s is None or not longest_s > FAR_LONGER * beat.eta_s:
+            return ""
+        return f"; {beat.elapsed_s + longest_s:,.0f} s if each answer went on to its max_tokens"
 
     def hindsight(self, policy: str, seed: int, place: Place) -> Outlook | None:
         """Forecast with what is known now, where every request of the run was answered; step times and output lengths
