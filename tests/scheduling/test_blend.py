@@ -12,7 +12,8 @@ from plait.lengths import Lengths
 from plait.model.steptime import StepTime, paper_a100_8b
 from plait.policy.base import View
 from plait.scheduler import Scheduler
-from plait.scheduling.blend import prefill_for, queued_for
+from plait.scheduling.blend import prefill_for, queued_for, spare
+from plait.scheduling.kv import free_tokens
 from plait.scheduling.profile import look_ahead, running_rows
 from plait.scheduling.state import DECODE, PREFILL, Records
 from plait.table import RequestTable
@@ -112,6 +113,46 @@ def test_a_memory_heavy_row_makes_room_for_compute_heavy_ones_though_none_of_its
             scheduler.update(Preempted(row, 0.0, requeue=True))
     preempted = [scheduler.decide(1.0).preempt.tolist() for _ in range(1000)]
     assert [0] in preempted or [1] in preempted
+
+
+def filled(prompt: list[int], tokens: list[int]) -> Scheduler:
+    """Memory-heavy rows that have so many tokens by now, all longer than was thought."""
+    scheduler = started(prompt, [20_000] * len(prompt), paper_a100_8b())
+    assert scheduler.running == len(prompt)
+    for row, count in enumerate(tokens):
+        scheduler.update(Progress(row, 1.0, count))
+    return scheduler
+
+
+def test_where_memory_runs_out_the_row_goes_that_costs_least_to_compute_again() -> None:
+    """The one that was started last has most tokens: it came back with what it had before it was thrown out."""
+    scheduler = filled([50] * 4, [120_000, 60_000, 90_000, 130_000 - 201])
+    assert free_tokens(scheduler.state.c) == 1
+    assert scheduler.decide(1.0).preempt.tolist() == [1]
+
+
+def test_a_row_that_frees_too_little_is_not_thrown_out_for_want_of_memory() -> None:
+    """Four rows take four more tokens, and none is free: the row of three would have to be followed by another."""
+    scheduler = filled([1, 50, 50, 50], [2, 120_000, 139_847, 140_000])
+    assert free_tokens(scheduler.state.c) == 0
+    assert scheduler.decide(1.0).preempt.tolist() == [1]
+
+
+def test_nothing_is_thrown_out_while_the_next_step_fits() -> None:
+    scheduler = filled([50] * 4, [120_000, 60_000, 90_000, 130_000 - 204])
+    assert free_tokens(scheduler.state.c) == 4
+    assert not len(scheduler.decide(1.0).preempt)
+
+
+@pytest.mark.parametrize(("waiting_reads", "share"), [(0.0, 0.5), (1.0, 0.75), (2.0, 1.0), (50.0, 1.0)])
+def test_the_last_memory_heavy_rows_leave_less_memory_free(waiting_reads: float, share: float) -> None:
+    """``waiting_reads``: seconds of KV reads that those that wait bring, over those that the running ones still do."""
+    c = state_of([50] * 8, [9000] * 8)
+    assert c["size_right"] == 8
+    c["right_memory"], c["running_memory"] = waiting_reads, 1.0
+    assert spare(c) == share
+    c["head_right"] = 4
+    assert spare(c) == 0.5 + min(0.5, waiting_reads / 8)
 
 
 @given(

@@ -4,6 +4,7 @@ Left rows (compute-heavy) are admitted by prefill backlog: as much as the next s
 Right rows (memory-heavy) are admitted by the expected future KV profile, beside the room that the flow of left rows
 needs when the cache is full (Little's law). When memory keeps the left side out for so long that the compute lost
 outweighs a recomputation, a right row is preempted: the ski-rental rule, at most twice the cost of knowing the future.
+Where memory runs out it is the one that costs least to compute again.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import math
 
 from plait._numba import njit
 from plait.scheduling import profile
-from plait.scheduling.kv import free_tokens
+from plait.scheduling.kv import free_tokens, growth
 from plait.scheduling.moves import admit
 from plait.scheduling.queues import gated, peek, settling
 from plait.scheduling.state import DECODE, LEFT, RIGHT, UNLIMITED, Records, expected_of, rows_of
 from plait.table import I64
 
 RIGHT_DEVIATIONS = 2.0
-"""Standard deviations of the far footprint that right rows leave free."""
+"""Standard deviations of the far footprint that right rows leave free while many wait."""
+LEAST_SPARE = 0.5
+"""Share of the deviations that the last right rows leave free."""
+MANY_READS = 2.0
+"""Many right rows wait if they have this many times the reads to come of all that runs."""
 LEFT_DEVIATIONS = 1.0
 """Standard deviations of the next steps' footprint that left rows leave free while right ones wait. Of the far one of
 right rows they leave none: they end soon, and compute that is not there costs more than a short prompt computed
@@ -127,7 +132,7 @@ def decide_blend(c: Records, out: I64) -> tuple[int, int, int]:
     count = _admit_right(c, out, waiting_right, max(busy_s, full_s), usual_s)
     beside_right = waiting_right >= 0 or c.tail_right >= 0
     count, short = _admit_left(c, out, count, prefill_for(c, busy_s), beside_right)
-    preempted = _relieve(c, out, short and beside_right)
+    preempted = _make_room(c, out) or _relieve(c, out, short and beside_right)
     budget = queued_for(c, busy_s)
     if c.backlog_right > 0:
         budget = max(budget, min(prefill_for(c, filling_s(c, busy_s)), float(c.backlog_right)))
@@ -167,7 +172,19 @@ def _right_fits(c: Records, row: int, reserve: float) -> bool:
     """Now, and in expectation later beside ``reserve`` KV tokens of left rows; a row alone needs only the former."""
     if not profile.fits_now(c, row) or c.prefilling + c.decoding == 0:
         return profile.fits_now(c, row)
-    return profile.fits_later(c, row, reserve, profile.NEAR_DEVIATIONS, RIGHT_DEVIATIONS, RIGHT_DEVIATIONS, True)
+    share = spare(c)
+    far = share * RIGHT_DEVIATIONS
+    return profile.fits_later(c, row, reserve, share * profile.NEAR_DEVIATIONS, far, far, True)
+
+
+@njit
+def spare(c: Records) -> float:
+    """Share of the deviations that right rows leave free. While many wait, a cache that is not full costs little, since
+    others fill it later, and a preemption much. The last ones decide when the job ends: a long answer that waits for
+    room runs in nearly empty steps later."""
+    waiting = (c.size_right - c.head_right) / max(1, c.size_right) * c.right_memory
+    many = min(1.0, waiting / max(MANY_READS * c.running_memory, 1e-300))
+    return float(LEAST_SPARE + (1.0 - LEAST_SPARE) * many)
 
 
 @njit
@@ -189,6 +206,28 @@ def _admit_left(c: Records, out: I64, count: int, wanted: float, right_waits: bo
         out[count] = row
         count += 1
     return count, False
+
+
+@njit
+def _make_room(c: Records, out: I64) -> int:
+    """Where the next step's tokens do not fit, preempt the right row that costs least to compute again, of those whose
+    tokens are enough. The engine would throw out the one that it started last: often a row that was thrown out before
+    and has just computed again all it had."""
+    lacking = growth(c) - free_tokens(c)
+    if lacking <= 0 or c.prefilling + c.decoding < 2:  # an engine is never left idle
+        return 0
+    rows = rows_of(c)
+    victim, least = -1, 0
+    row = c.tail_right
+    while row >= 0:
+        again = rows[row].private + profile.generated(c, row)
+        if rows[row].status == DECODE and again >= lacking and (victim < 0 or again < least):
+            victim, least = row, again
+        row = rows[row].prev
+    if victim < 0:
+        return 0
+    out[len(out) - 1] = victim
+    return 1
 
 
 @njit

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from plait._numba import njit
 from plait.scheduling import profile
-from plait.scheduling.kv import free_tokens
+from plait.scheduling.kv import free_tokens, growth
 from plait.scheduling.moves import admit, change_side, hold
 from plait.scheduling.queues import gated, may_take_prefill, peek, settling
-from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, expected_of, key_of, phase_of, rows_of
+from plait.scheduling.state import DECODE, LEFT, RIGHT, Records, expected_of, key_of, rows_of
 from plait.table import I64
 
 CHECK_STEPS = 64
@@ -76,7 +76,7 @@ def decide_dual_scan(c: Records, out: I64) -> tuple[int, int, int]:
 @njit
 def _retract(c: Records, out: I64) -> int:
     """Memory is about to overflow: the youngest right rows go. Returns how many stand at the end of ``out``."""
-    need = c.block * phase_of(c)[c.step % c.block]
+    need = growth(c)
     free = free_tokens(c)
     victims = 0
     row = c.tail_right

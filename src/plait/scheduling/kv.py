@@ -6,7 +6,7 @@ nodes in KV always form a tree with the root, and a walk from a row upwards may 
 from __future__ import annotations
 
 from plait._numba import njit
-from plait.scheduling.state import CACHED, COLD, COMPUTING, PREFILL, RIGHT, Records, nodes_of, rows_of
+from plait.scheduling.state import CACHED, COLD, COMPUTING, PREFILL, RIGHT, Records, nodes_of, phase_of, rows_of
 
 
 @njit
@@ -35,6 +35,12 @@ def uncached(c: Records, row: int) -> tuple[int, int]:
 def free_tokens(c: Records) -> int:
     """KV tokens that can be had now, evictable prefixes included."""
     return int(c.capacity - c.kv_nodes - c.kv_private + c.kv_evictable)
+
+
+@njit
+def growth(c: Records) -> int:
+    """KV tokens of the blocks that the next step's output tokens open."""
+    return int(c.block * phase_of(c)[c.step % c.block])
 
 
 @njit

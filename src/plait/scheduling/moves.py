@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from plait._numba import njit
 from plait.scheduling import profile
-from plait.scheduling.kv import acquire, blocks, evict, mark_computed, release
+from plait.scheduling.kv import acquire, blocks, evict, growth, mark_computed, release
 from plait.scheduling.state import DECODE, DONE, LEFT, PREFILL, RIGHT, WAITING, Records, back_of, phase_of, rows_of
 
 AVERAGED_TOKENS = 65536.0
@@ -155,7 +155,7 @@ def start(c: Records, row: int) -> None:
 @njit
 def advance(c: Records) -> None:
     """Every decoding row gets one token; prefixes nobody needs make room for it."""
-    grow = c.block * phase_of(c)[c.step % c.block]
+    grow = growth(c)
     evict(c, grow)
     c.kv_private += grow
     c.decode_context += c.decoding

@@ -15,9 +15,9 @@ from plait._numba import njit, prefetch
 from plait.model.steptime import StepTime, step_s
 from plait.scheduling import moves
 from plait.scheduling.decide import decide
-from plait.scheduling.kv import evict
+from plait.scheduling.kv import evict, growth
 from plait.scheduling.pointer import carray, pointer
-from plait.scheduling.state import DECODE, LINE_BYTES, PREFILL, Records, phase_of, records, rows_of
+from plait.scheduling.state import DECODE, LINE_BYTES, PREFILL, Records, records, rows_of
 from plait.table import I32, I64
 
 _RUN = [
@@ -226,7 +226,7 @@ def throw_out(c: Records, e: Records, row: int) -> None:
 @njit
 def make_room(c: Records, e: Records) -> None:
     """Blocks for the tokens that decoding rows are about to write: evict prefixes, then preempt the last admitted."""
-    grow = c.block * phase_of(c)[c.step % c.block]
+    grow = growth(c)
     evict(c, grow)
     while c.kv_nodes + c.kv_private + grow > c.capacity:
         left, right = c.tail_left, c.tail_right
@@ -235,7 +235,7 @@ def make_room(c: Records, e: Records) -> None:
             victim = right
         e.preempted += 1
         throw_out(c, e, victim)
-        grow = c.block * phase_of(c)[c.step % c.block]
+        grow = growth(c)
         evict(c, grow)
 
 
