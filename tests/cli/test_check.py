@@ -133,9 +133,12 @@ def test_ctrl_c_ends_a_command_that_only_reads_with_130_and_one_line(command: st
     path = batch(tmp_path / "x", *(completion(f"id-{i}") for i in range(20_000)))
     os.mkfifo(tmp_path / "pipe")  # nobody writes to it: however late the interrupt comes, the command is not done
     process = spawn(command, path, tmp_path / "pipe", env={"TMPDIR": str(tmp_path)})
-    wait_until(lambda: any(tmp_path.glob(f"plait-{command}-*")))
-    press(process)
-    out, said = process.communicate(timeout=120)
+    try:
+        wait_until(lambda: any(tmp_path.glob(f"plait-{command}-*")))
+        press(process)
+        out, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert (process.returncode, out, said.strip()) == (130, "", "plait: interrupted")
     assert not any(tmp_path.glob(f"plait-{command}-*"))
 

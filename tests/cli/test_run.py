@@ -251,13 +251,16 @@ def test_the_bar_shows_every_figure_whatever_the_width_of_the_terminal(columns: 
         command = [sys.executable, "-m", "plait", "run", write_batch(tmp_path, LINES), *options]
         with subprocess.Popen(list(map(str, command)), stderr=theirs, env={**os.environ, "TERM": "xterm"}) as process:
             os.close(theirs)
-            shown = b""
+            shown, plain = b"", ""
+            hung = threading.Timer(300, process.kill)
+            hung.start()
             with contextlib.suppress(OSError):  # the other end is closed when the process ends
                 while block := os.read(ours, 1 << 16):
                     shown += block
                     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
                     if all(part in " ".join(plain.split()) for part in parts):
                         seen.set()
+            hung.cancel()
     os.close(ours)
     assert process.returncode == 0 and seen.is_set(), plain
     assert "plait: about" in plain and not re.search(r"[^\r\n]plait: ", plain), plain

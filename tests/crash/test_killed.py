@@ -44,7 +44,7 @@ def fate(request, attempt):
     global sent
     sent += 1
     if sent > int(sys.argv[2]):
-        time.sleep(3600)  # however late the kill comes, the run is not done
+        time.sleep(300)  # however late the kill comes, the run is not done
 
 engine = FakeEngine(real_time=True, decode_s=2e-3, fate=fate)
 execute(open_job([folder / "requests.jsonl"], folder), fifo_plan, engine, Options(folder / "out.jsonl"))

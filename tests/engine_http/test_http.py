@@ -330,13 +330,13 @@ def test_a_silent_server_is_never_waited_for_for_ever() -> None:
 def test_that_the_process_itself_stood_still_is_not_taken_for_silence_of_the_servers() -> None:
     held = threading.Event()
     with LoopbackServer(lambda call: replace(echo(call), held=held if call.method == "POST" else None)) as server:
-        pool = HttpPool(settings(server.url, stall_timeout_s=2.0))
+        pool = HttpPool(settings(server.url, stall_timeout_s=6.0))
         pool.submit([chat(row) for row in range(4)])
         wait_until(lambda: server.in_flight == 4)
         awake = threading.Event()
 
         def halt() -> None:
-            time.sleep(5.0)
+            time.sleep(9.0)
             awake.set()
 
         pool._loop.call_soon_threadsafe(halt)

@@ -100,8 +100,8 @@ class Watch:
     def _unstick(self, flight: Flight, server: Server, now_s: float) -> None:
         """Cut it off, to be tried again; if nothing at all has moved since its first stall, the run stops."""
         pool = self.dispatcher
-        still_s = now_s - max(server.progress_s, flight.sent_s, pool.last_answer_s)
-        message = f"{server.name} has sent nothing for {now_s - flight.sent_s:.0f} s ({flight.name})"
+        still_s = self._awake_s(max(server.progress_s, flight.sent_s, pool.last_answer_s), now_s)
+        message = f"{server.name} has sent nothing for {self._awake_s(flight.sent_s, now_s):.0f} s ({flight.name})"
         flight.stalls += 1
         if flight.stalls == 1:
             flight.first_stall_s = now_s

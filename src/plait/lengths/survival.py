@@ -3,7 +3,8 @@
 S(t) = P(answer longer than t tokens) is the Kaplan-Meier curve of the answers seen, where running answers and those cut
 off by ``max_tokens`` count as censored, shrunk towards the curve of the class above: that curve counts like ``weight``
 answers more (Susarla & Van Ryzin 1976: the mean of a Dirichlet process after censored observations). The weight is not
-a setting but estimated: variance inside classes over variance between them (credibility, Buhlmann 1967).
+a setting but estimated: variance inside classes over variance between them (credibility, Buhlmann 1967). Past the
+oldest answer that goes on, the curve above is bent by how many ends were due and did not come (``_beyond``).
 
 Everything here is compiled and works on ``LengthState``, so that compiled loops (the simulator) may call it too.
 """
@@ -192,16 +193,16 @@ def _curve(
     centre_above: F64,
     weight: float,
 ) -> None:
-    """Curve of class c: its own counts plus ``weight`` answers distributed as ``above`` says, bent where it goes beyond
-    what was seen."""
+    """Curve of class c: its own counts plus ``weight`` answers distributed as ``above`` says, bent past the oldest
+    answer that goes on."""
     at = state.grid_tokens
     at_risk = ended.sum() + running.sum()
-    oldest, excess = _beyond(at, ended, running, part, above, weight)
+    oldest, log_ratio = _beyond(at, ended, running, part, above, weight)
     state.survival[c, 0], state.area[c, 0], alive = 1.0, 0.0, 1.0
     for j in range(len(at) - 1):
         stays = above[j + 1] / above[j] if above[j] > 0 else 0.0
-        if excess < 0.0 and at[j] >= oldest:
-            stays **= math.exp(excess * oldest / at[j])
+        if log_ratio < 0.0 and at[j] >= oldest:
+            stays **= math.exp(log_ratio * oldest / at[j])
         at_risk = max(0.0, at_risk - running[j])
         expected = weight * alive * (1.0 - stays)
         events = ended[j] + expected
@@ -219,8 +220,8 @@ def _curve(
 
 @njit
 def _beyond(at: I64, ended: F64, running: F64, part: F64, above: F64, weight: float) -> tuple[float, float]:
-    """What answers older than the oldest running one may expect: that one's age, and log of the hazard over that of
-    ``above`` there, at most 0.
+    """What answers may expect past the oldest one that goes on (running or cut off): that one's age, and log of the
+    hazard over that of ``above`` there, at most 0.
 
     The ratio is (weight + ends seen) / (weight + ends that ``above`` expects of the answers seen): Poisson counts under
     a gamma prior (frailty, Vaupel 1979), where what was seen at an age counts by (age / oldest) squared. It fades with

@@ -92,7 +92,7 @@ class StepsLeft:
         self._learn(running, generated)
         expected = self._most.astype(np.float64) if longest else self._curves.expected
         drawn = self._longest if longest else self._curves.drawn
-        places = self._places(running, waiting, expected)
+        places = self._places(running, waiting, expected, 1 if longest else self._peak)
         played = waiting[np.linspace(0, len(waiting) - 1, min(len(waiting), PLAYED_ROWS)).astype(np.int64)]
         decoded = read = steps = 0.0
         for draw in range(DRAWS):
@@ -131,14 +131,14 @@ class StepsLeft:
         tokens, step = self._told.get(row, (0, self._steps))
         return min(tokens + self._steps - step, int(self._most[row]))
 
-    def _places(self, running: I64, waiting: I64, expected: F64) -> int:
-        """Requests that the engine runs at once: the most seen, or what its limits allow."""
+    def _places(self, running: I64, waiting: I64, expected: F64, seen: int) -> int:
+        """Requests that the engine runs at once: ``seen``, or what its limits allow."""
         rest = np.concatenate((running, waiting))
         need = float((self._prompt[rest] + expected[rest]).mean())
         allowed = int(self._capacity.kv_tokens / need)
         if self._capacity.max_num_seqs:
             allowed = min(allowed, self._capacity.max_num_seqs)
-        return max(1, self._peak, allowed)
+        return max(seen, allowed)
 
 
 def _read(context: I64, tokens: F64) -> float:

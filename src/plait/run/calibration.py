@@ -31,14 +31,17 @@ REFERENCE = StepTime(
 )
 """SmolLM2-135M (q4) on two cores of a server CPU with AMX, measured with ``benchmarks/eta.py``."""
 REFERENCE_THREADS = 2
-PLAIN = REFERENCE._replace(gemm_s_per_token=5.2e-3, kv_read_s_per_token=9.0e-6, overhead_s=13e-3, gemm_base_s=42e-3)
-"""The same on one core of a server CPU with AVX2 only."""
+"""What ``REFERENCE`` was measured with."""
+WITHOUT_AMX = REFERENCE._replace(
+    gemm_s_per_token=5.2e-3, kv_read_s_per_token=9.0e-6, overhead_s=13e-3, gemm_base_s=42e-3
+)
+"""The same on one core of a server CPU with AVX2 only: what ``benchmarks/eta.py --only example`` left behind there."""
 
 
 def guess_step_time(threads: int, amx: bool) -> StepTime:
     """Step times of the built-in model where nothing was measured yet: the machine measured that is most alike, its
-    computing shared by ``threads``."""
-    alike, measured_threads = (REFERENCE, REFERENCE_THREADS) if amx else (PLAIN, 1)
+    computing and reading shared by ``threads``."""
+    alike, measured_threads = (REFERENCE, REFERENCE_THREADS) if amx else (WITHOUT_AMX, 1)
     share = measured_threads / threads
     return alike._replace(
         gemm_s_per_token=alike.gemm_s_per_token * share,

@@ -87,7 +87,7 @@ class _Checked:
 
 
 def _first_guess(local: LocalModel, threads: int) -> StepTime:
-    """Step times of a plain CPU before anything was measured here."""
+    """Step times of this model and processor before anything was measured here."""
     files = [local.path] if local.path.is_file() else list(local.path.glob("openvino_model.bin"))
     factor = max(1.0, sum(file.stat().st_size for file in files) / _REFERENCE_BYTES)
     alike = guess_step_time(threads, has_amx())

@@ -18,7 +18,7 @@ from plait.run.place import Place
 from plait.run.prepare import Prepared
 from plait.scheduler import Scheduler
 
-FAR_LONGER = 1.2
+FAR_LONGER = 1.5
 """Times the expected time left from which on it is also said how long it could take."""
 SAID_AT = 0.1
 """Share of its time after which a run says how long it will take in all."""

@@ -214,7 +214,7 @@ def _make_room(c: Records, out: I64) -> int:
     tokens are enough. The engine would throw out the one that it started last: often a row that was thrown out before
     and has just computed again all it had."""
     lacking = growth(c) - free_tokens(c)
-    if lacking <= 0 or c.prefilling + c.decoding < 2:  # an engine is never left idle
+    if not c.preempts or lacking <= 0 or c.prefilling + c.decoding < 2:  # an engine is never left idle
         return 0
     rows = rows_of(c)
     victim, least = -1, 0
